@@ -1,0 +1,288 @@
+from atoll.protocol.v1 import frames_pb2 as _frames_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Join(_message.Message):
+    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    version: str
+    name: str
+    address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    flops_per_second: float
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("generation", "resident_bytes")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    resident_bytes: int
+    def __init__(self, generation: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
+
+class MicrobatchLoss(_message.Message):
+    __slots__ = ("microbatch", "loss", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    microbatch: int
+    loss: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, microbatch: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class SquaredNorm(_message.Message):
+    __slots__ = ("parameter", "value")
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    parameter: str
+    value: float
+    def __init__(self, parameter: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class LinkUse(_message.Message):
+    __slots__ = ("source", "target", "direction", "codec", "bytes", "seconds_busy", "relative_error")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_BUSY_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    direction: str
+    codec: str
+    bytes: int
+    seconds_busy: float
+    relative_error: float
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ...) -> None: ...
+
+class StageReport(_message.Message):
+    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORMS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    evaluation: bool
+    losses: _containers.RepeatedCompositeFieldContainer[MicrobatchLoss]
+    squared_norms: _containers.RepeatedCompositeFieldContainer[SquaredNorm]
+    compute_seconds: float
+    resident_bytes: int
+    links: _containers.RepeatedCompositeFieldContainer[LinkUse]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+
+class Fault(_message.Message):
+    __slots__ = ("generation", "step", "kind", "reason", "accused")
+    class FaultKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FAULT_UNSPECIFIED: _ClassVar[Fault.FaultKind]
+        FAULT_NOT_FINITE: _ClassVar[Fault.FaultKind]
+        FAULT_LINK: _ClassVar[Fault.FaultKind]
+        FAULT_CORRUPT: _ClassVar[Fault.FaultKind]
+        FAULT_REFUSED_GRAPH: _ClassVar[Fault.FaultKind]
+        FAULT_MEMORY: _ClassVar[Fault.FaultKind]
+        FAULT_INTERNAL: _ClassVar[Fault.FaultKind]
+    FAULT_UNSPECIFIED: Fault.FaultKind
+    FAULT_NOT_FINITE: Fault.FaultKind
+    FAULT_LINK: Fault.FaultKind
+    FAULT_CORRUPT: Fault.FaultKind
+    FAULT_REFUSED_GRAPH: Fault.FaultKind
+    FAULT_MEMORY: Fault.FaultKind
+    FAULT_INTERNAL: Fault.FaultKind
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    kind: Fault.FaultKind
+    reason: str
+    accused: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., kind: _Optional[_Union[Fault.FaultKind, str]] = ..., reason: _Optional[str] = ..., accused: _Optional[str] = ...) -> None: ...
+
+class Voided(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("generation", "step", "phase", "waiting_for", "resident_bytes", "count")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    phase: str
+    waiting_for: str
+    resident_bytes: int
+    count: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Stored(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PeerMessage(_message.Message):
+    __slots__ = ("join", "ready", "report", "fault", "voided", "progress", "stored", "leave", "frame")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    join: Join
+    ready: Ready
+    report: StageReport
+    fault: Fault
+    voided: Voided
+    progress: Progress
+    stored: Stored
+    leave: Leave
+    frame: _frames_pb2.Frame
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[StageReport, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., voided: _Optional[_Union[Voided, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("run", "name")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    name: str
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("reason", "again")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    again: bool
+    def __init__(self, reason: _Optional[str] = ..., again: bool = ...) -> None: ...
+
+class StartStep(_message.Message):
+    __slots__ = ("generation", "step", "num_microbatches", "evaluation")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    num_microbatches: int
+    evaluation: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., evaluation: bool = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("generation", "step", "clip_factor", "learning_rate")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    clip_factor: float
+    learning_rate: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class Void(_message.Message):
+    __slots__ = ("generation", "step", "next_generation", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    next_generation: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., next_generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Store(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("finished", "reason")
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    finished: bool
+    reason: str
+    def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    rejected: Rejected
+    frame: _frames_pb2.Frame
+    start: StartStep
+    commit: Commit
+    void: Void
+    store: Store
+    end: End
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+
+class FetchStateRequest(_message.Message):
+    __slots__ = ("peer", "generation", "names")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    generation: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
