@@ -1,0 +1,130 @@
+"""What a run tells the outside: the events of ``--json``, of ``metrics.jsonl`` and of the live view.
+
+Names and keys are a contract with users' scripts; add keys freely, never rename one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Root of all events; ``kind`` is the value of the key ``event``."""
+
+    kind: ClassVar[str] = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The event as it is written to JSON, ``event`` first."""
+        return {"event": self.kind, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        """One line of JSON; floats as Python prints them, a value that is not finite as null."""
+        return json.dumps(_finite(self.as_dict()), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerEvent(Event):
+    """``state``: joined, loading, ready, spare, left, lost."""
+
+    kind: ClassVar[str] = "peer"
+    name: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary:
+    """``first`` and ``last`` are module paths; ``parameters`` counts elements."""
+
+    stage: int
+    peers: tuple[str, ...]
+    first: str
+    last: str
+    parameters: int
+    predicted_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEvent(Event):
+    kind: ClassVar[str] = "plan"
+    generation: int
+    stages: tuple[StageSummary, ...]
+    predicted_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent(Event):
+    """A committed step; ``samples`` is a hash of its sample ids."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    loss: float
+    tokens: int
+    tokens_per_second: float
+    seconds: float
+    learning_rate: float
+    grad_norm: float
+    generation: int
+    samples: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoidEvent(Event):
+    kind: ClassVar[str] = "void"
+    step: int
+    reason: str
+    peer: str
+    stage: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEvent(Event):
+    kind: ClassVar[str] = "evaluation"
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEvent(Event):
+    """Totals since the peers started; ``direction`` is forward or backward."""
+
+    kind: ClassVar[str] = "link"
+    source: str
+    target: str
+    direction: str
+    codec: str
+    bytes: int
+    seconds_busy: float
+    relative_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedEvent(Event):
+    """``weights`` is the path of the safetensors file."""
+
+    kind: ClassVar[str] = "finished"
+    steps: int
+    loss: float
+    seconds: float
+    tokens_per_second: float
+    weights: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedEvent(Event):
+    kind: ClassVar[str] = "failed"
+    reason: str
