@@ -1,0 +1,272 @@
+"""The job file: what to train, on what data, how. One frozen model, checked as a whole before anything starts.
+
+:func:`load_job` reads a file and the ``--set`` overrides; every path in the result is absolute. Whatever is wrong raises a
+:class:`JobError` of one sentence: the dotted path of the field, the value found and the fix. Wording is ``job_errors``'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from atoll.protocol.errors import JobError
+from atoll.protocol.job_data import DataSection
+from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
+from atoll.protocol.job_fields import AutoOrBoolean, AutoOrPositive, Fraction, Positive, Section
+from atoll.protocol.job_model import GptOptions, ModelSection, ResNetOptions
+from atoll.protocol.job_text import apply_overrides, parse_job_text
+
+CODECS = ("auto", "raw", "bf16", "fp16")
+
+
+class OptimizerSection(Section):
+    """The update rule. Weight decay applies to every parameter."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0.0, examples=[0.001])] = 1e-3
+    """The highest learning rate, reached after the warm-up."""
+    weight_decay: Annotated[float, Field(ge=0.0, examples=[0.1])] = 0.0
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False, examples=[[0.9, 0.95]])] = (0.9, 0.999)
+    """Decay of the first and second moment (adamw)."""
+    epsilon: Annotated[float, Field(gt=0.0, examples=[1e-8])] = 1e-8
+    """Added to the root of the second moment (adamw)."""
+    momentum: Annotated[Fraction, Field(examples=[0.9])] = 0.0
+    """Momentum (sgd)."""
+    nesterov: bool = False
+    """Nesterov's form of momentum (sgd)."""
+
+    @model_validator(mode="after")
+    def _belongs_to_the_rule(self) -> Self:
+        foreign = {"adamw": ("momentum", "nesterov"), "sgd": ("betas", "epsilon")}[self.name]
+        for key in foreign:
+            if key in self.model_fields_set:
+                raise WrongValue(key, f"{show(getattr(self, key))} has no meaning for {self.name}; remove this key")
+        if self.nesterov and self.momentum == 0.0:
+            raise WrongValue("nesterov", "true needs a momentum above 0; set momentum, for example 0.9")
+        return self
+
+
+class ScheduleSection(Section):
+    """The learning rate over the steps: a linear warm-up, then a decay to ``final`` times the highest."""
+
+    warmup: Annotated[int, Field(ge=0, examples=[10])] = 0
+    """Steps until the learning rate is at its highest."""
+    decay: Literal["cosine", "linear", "constant"] = "constant"
+    final: Annotated[float, Field(ge=0.0, le=1.0, examples=[0.1])] = 0.0
+    """The learning rate of the last step as a fraction of the highest; ``constant`` ignores it."""
+
+
+class TrainingSection(Section):
+    """How long, in what portions and by what rule."""
+
+    steps: Annotated[Positive, Field(examples=[60])]
+    """Optimizer steps."""
+    batch: Annotated[Positive, Field(examples=[16])]
+    """Samples in an optimizer step, whatever the placement."""
+    microbatch: Annotated[Positive, Field(examples=[2])] = 1
+    """Samples that flow through the stages together; divides ``batch``."""
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    clip_norm: Annotated[float | None, Field(gt=0.0, examples=[1.0])] = None
+    """Largest norm of the whole gradient; null never clips."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes under autocast; weights and optimizer stay in fp32."""
+    evaluate_every: Annotated[int | None, Field(ge=1, examples=[20])] = None
+    """Steps between evaluations on the validation samples; null never evaluates."""
+    evaluation_batches: Annotated[Positive, Field(examples=[4])] = 4
+    """At most this many batches of validation samples in one evaluation; always the same ones."""
+    seed: Annotated[int, Field(ge=0, lt=2**63, examples=[0])] = 0
+    """Decides initial weights, dropout masks and the order of the samples."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches in an optimizer step."""
+        return self.batch // self.microbatch
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.batch % self.microbatch:
+            divisors = [str(size) for size in range(1, self.batch + 1) if self.batch % size == 0]
+            nearest = sorted(divisors, key=lambda size: abs(int(size) - self.microbatch))[:3]
+            choices = listed(sorted(nearest, key=int))
+            raise WrongValue("microbatch", f"{self.microbatch} does not divide training.batch ({self.batch}); use {choices}")
+        if self.schedule.warmup > self.steps:
+            raise WrongValue(
+                "schedule.warmup",
+                f"{self.schedule.warmup} is more than training.steps ({self.steps}); lower it or raise training.steps",
+            )
+        return self
+
+
+def _codec_name(value: object) -> str:
+    if value not in CODECS:
+        raise WrongValue("", f"{show(value)} is not a codec of this version; {suggestion(str(value), CODECS)}")
+    return str(value)
+
+
+class Compression(Section):
+    """The codec of each direction; ``auto`` leaves the choice to the coordinator."""
+
+    forward: str = "auto"
+    backward: str = "auto"
+    floor: None = None
+    """Kept for the policy that picks codecs; only null so far."""
+
+    _known = field_validator("forward", "backward", mode="before")(_codec_name)
+
+    @property
+    def forward_codec(self) -> str:
+        """The codec of activations; ``auto`` is ``raw``, which is exact, until links are measured."""
+        return "raw" if self.forward == "auto" else self.forward
+
+    @property
+    def backward_codec(self) -> str:
+        """The codec of gradients, see :attr:`forward_codec`."""
+        return "raw" if self.backward == "auto" else self.backward
+
+
+class NetworkSection(Section):
+    """What crosses the links between peers."""
+
+    compression: Compression = Compression()
+    """A codec's name for both directions, or ``{forward: NAME, backward: NAME}``."""
+    link_seconds: Annotated[float, Field(gt=0.0, examples=[30.0])] = 30.0
+    """A neighbour that is silent for this long while something of it is due is reported as lost."""
+
+    @field_validator("compression", mode="before")
+    @classmethod
+    def _one_name_for_both(cls, value: object) -> object:
+        if isinstance(value, dict | Compression):
+            return value
+        name = _codec_name(value)
+        return {"forward": name, "backward": name}
+
+
+def _only(value: object, default: object, why: str) -> object:
+    if value != default:
+        raise WrongValue("", f"{show(value)} is not possible yet, {why}; leave it at {show(default)}")
+    return value
+
+
+class DurabilitySection(Section):
+    """Snapshots of the run's state. This version takes none, so only the defaults are accepted."""
+
+    snapshot_every: Literal["auto"] = "auto"
+    copies: int = 1
+    store: None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _defaults_only(cls, value: object, info: ValidationInfo) -> object:
+        return _only(
+            value,
+            cls.model_fields[str(info.field_name)].get_default(call_default_factory=True),
+            "for this version takes no snapshots",
+        )
+
+
+class PlanSection(Section):
+    """Wishes about the placement."""
+
+    stages: AutoOrPositive = "auto"
+    """Number of stages; auto takes one a peer where that is useful."""
+    in_flight: AutoOrPositive = "auto"
+    """Microbatches that a stage may hold between their forward and their backward."""
+    recompute: AutoOrBoolean = "auto"
+    """Compute activations again for the backward pass rather than keep them; auto only where memory is short."""
+    pin: dict[str, str] = Field(default_factory=dict)
+    trusted_ends: bool = False
+
+    @field_validator("pin", "trusted_ends", mode="before")
+    @classmethod
+    def _defaults_only(cls, value: object, info: ValidationInfo) -> object:
+        return _only(
+            value,
+            cls.model_fields[str(info.field_name)].get_default(call_default_factory=True),
+            "for this version places all layers itself",
+        )
+
+
+class Job(Section):
+    """A whole job; see the sections."""
+
+    name: Annotated[str, Field(examples=["gpt-bytes"])] = "run"
+    """Name of the run; the job file's name when absent."""
+    model: ModelSection
+    data: DataSection
+    training: TrainingSection
+    network: NetworkSection = NetworkSection()
+    durability: DurabilitySection = DurabilitySection()
+    plan: PlanSection = PlanSection()
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+            raise WrongValue("", f"{show(value)} is not a name; use up to 64 letters, digits, dots, hyphens and underscores")
+        return value
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.training.evaluate_every is not None and self.data.validation == 0.0:
+            raise WrongValue(
+                "training.evaluate_every",
+                f"{self.training.evaluate_every} needs validation samples; set data.validation, for example to 0.02",
+            )
+        for wrong in _mismatches(self.model, self.data):
+            raise wrong
+        return self
+
+
+def _mismatches(model: ModelSection, data: DataSection) -> Iterator[WrongValue]:
+    """What of the data a model cannot take, as far as it shows before either is opened."""
+    wants = model.input_kind
+    if wants is not None and data.input_kind is not None and wants != data.input_kind:
+        yield WrongValue(f"data.{data.source}", f"this gives {data.input_kind}, but {model.description} trains on {wants}")
+    options, limits = model.options, data.limits
+    if isinstance(options, GptOptions):
+        for field, length in limits.lengths:
+            if length > options.context:
+                fix = "lower it or raise the context"
+                yield WrongValue(field, f"{length} is more than model.options.context ({options.context}); {fix}")
+        for field, vocabulary in limits.vocabularies:
+            if vocabulary > options.vocabulary:
+                needs = f"{options.vocabulary} is less than the {vocabulary} token ids of {field}"
+                yield WrongValue("model.options.vocabulary", f"{needs}; raise it to {vocabulary}")
+    if isinstance(options, ResNetOptions):
+        for field, classes in limits.classes:
+            if classes > options.classes:
+                needs = f"{options.classes} is less than {field} ({classes})"
+                yield WrongValue("model.options.classes", f"{needs}; raise it to {classes}")
+
+
+def parse_job(values: dict[str, Any], base: Path) -> Job:
+    """The job that ``values`` describe, with paths relative to ``base``. Raises JobError."""
+    try:
+        return Job.model_validate(values, context={"base": base})
+    except ValidationError as error:
+        raise job_error(error, Job) from error
+
+
+def load_job(path: Path, overrides: Iterable[str] = ()) -> Job:
+    """Read the job file ``path`` with ``overrides`` (``section.key=value``) on top. Raises JobError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise JobError("", f"cannot read the job file {str(path)!r}: {error.strerror}; give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise JobError("", f"the job file {str(path)!r} is not UTF-8 text; give the path of a YAML file") from error
+    values = parse_job_text(text, f"the job file {str(path)!r}")
+    apply_overrides(values, overrides)
+    values.setdefault("name", re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).stem))
+    return parse_job(values, Path(path).resolve().parent)
+
+
+def dump_job(job: Job) -> str:
+    """``job`` as YAML that :func:`load_job` reads back as an equal job, from any folder."""
+    return yaml.safe_dump(job.model_dump(mode="json", exclude_unset=True), sort_keys=False)
