@@ -43,21 +43,23 @@ class MessageKey(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., source_stage: _Optional[int] = ..., target_stage: _Optional[int] = ..., evaluation: bool = ...) -> None: ...
 
 class TensorHeader(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "codec", "num_bytes")
+    __slots__ = ("name", "dtype", "shape", "codec", "num_bytes", "order")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     codec: str
     num_bytes: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., num_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MessageHeader(_message.Message):
-    __slots__ = ("key", "tensors", "numbers", "num_bytes", "checksum", "attempt")
+    __slots__ = ("key", "tensors", "numbers", "num_bytes", "checksum", "attempt", "header_checksum")
     class NumbersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,13 +73,15 @@ class MessageHeader(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HEADER_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     key: MessageKey
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
     numbers: _containers.ScalarMap[str, float]
     num_bytes: int
     checksum: int
     attempt: int
-    def __init__(self, key: _Optional[_Union[MessageKey, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    header_checksum: int
+    def __init__(self, key: _Optional[_Union[MessageKey, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., attempt: _Optional[int] = ..., header_checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "generation", "protocol_version")

@@ -1,0 +1,40 @@
+"""Codecs that send floating-point numbers in a shorter floating-point type."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.protocol.errors import WireError
+from atoll.protocol.tensors import Buffer, num_elements, tensor_from_bytes, tensor_to_bytes
+
+
+class CastCodec:
+    """Rounds to ``wire`` and back.
+
+    Declines what is not real floating point, what is no longer than ``wire`` already, and tensors with a finite element that
+    the shorter type can only express as an infinity. Infinities and NaN arrive as they are.
+    """
+
+    def __init__(self, name: str, wire: torch.dtype) -> None:
+        self.name = name
+        self._wire = wire
+
+    def encode(self, tensor: Tensor) -> Buffer | None:
+        if not self._shortens(tensor.dtype):
+            return None
+        short = tensor.detach().to(self._wire)
+        if bool((short.isinf() & tensor.isfinite()).any()):
+            return None
+        return tensor_to_bytes(short)
+
+    def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        if not self._shortens(dtype):
+            raise WireError(f"{self.name} never encodes {dtype}")
+        return tensor_from_bytes(data, self._wire, shape).to(dtype)
+
+    def estimate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+        return num_elements(shape) * (self._wire.itemsize if self._shortens(dtype) else dtype.itemsize)
+
+    def _shortens(self, dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point and dtype.itemsize > self._wire.itemsize

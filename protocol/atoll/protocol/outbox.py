@@ -1,0 +1,130 @@
+"""What one end of a gRPC stream has to say next: the owner's own messages, then frames by urgency.
+
+An :class:`Outbox` joins a :class:`MessageStream` to the stream that carries it, be it a link (whose items are frames) or a
+session (whose items wrap frames and control messages alike). One task awaits :meth:`Outbox.next` and writes; whoever reads
+feeds frames to :meth:`Outbox.handle`. The outbox owns the waiting and the outcome of each submission, not the transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from atoll.protocol.errors import LinkError
+from atoll.protocol.framing import Acknowledged, Arrived, CorruptSender, GaveUp, MessageStream
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.messages import EncodedMessage, Kind
+from atoll.protocol.v1 import frames_pb2
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch(Generic[Item]):
+    """One item to write. ``message`` is the one that the item is a frame of, if any."""
+
+    item: Item
+    message: EncodedMessage | None = None
+
+
+class Outbox(Generic[Item]):
+    """For one event loop. ``other`` names the far end in errors; ``wrap`` makes an item of a frame."""
+
+    def __init__(self, other: PeerId, stream: MessageStream, wrap: Callable[[frames_pb2.Frame], Item]) -> None:
+        self._other = other
+        self._stream = stream
+        self._wrap = wrap
+        self._control: deque[Item] = deque()
+        self._outcomes: dict[int, asyncio.Future[None]] = {}
+        self._wake = asyncio.Event()
+        self._error: LinkError | None = None
+
+    @property
+    def num_unacknowledged(self) -> int:
+        """Messages that the other end has not acknowledged."""
+        return self._stream.num_unacknowledged
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether the other end owes us something: an acknowledgement, or the rest of a message."""
+        return self._stream.num_unacknowledged > 0 or self._stream.num_unfinished > 0
+
+    def put(self, item: Item) -> None:
+        """Queues one of the owner's own items, ahead of every frame and after earlier items."""
+        self._control.append(item)
+        self._wake.set()
+
+    def submit(self, message: EncodedMessage) -> asyncio.Future[None]:
+        """Queues a message. The future is done when the other end has it, or fails with the LinkError that prevented it;
+        it is cancelled when the message's generation is over. Nobody needs to await it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieve)
+        if self._error is not None:
+            future.set_exception(self._error)
+        elif message.key.generation < self._stream.generation:
+            future.cancel()
+        else:
+            self._outcomes[self._stream.submit(message)] = future
+            self._wake.set()
+        return future
+
+    def handle(self, frame: frames_pb2.Frame) -> list[Arrived | GaveUp | CorruptSender]:
+        """Takes a frame from the other end and settles submissions; what remains is for the owner to look at."""
+        remaining: list[Arrived | GaveUp | CorruptSender] = []
+        for event in self._stream.handle(frame):
+            if isinstance(event, Acknowledged):
+                self._settle(event.number, None)
+                continue
+            if isinstance(event, GaveUp):
+                self._settle(event.number, LinkError(self._other, f"{event.key}: {event.reason}", corrupt=event.corrupt))
+            remaining.append(event)
+        self._wake.set()
+        return remaining
+
+    def grant(self, generation: Generation, kind: Kind, messages: int = 1) -> None:
+        """The owner has consumed messages; the other end may send as many more."""
+        self._stream.grant(generation, kind, messages)
+        self._wake.set()
+
+    def advance(self, generation: Generation) -> None:
+        """Drops what belongs to older generations."""
+        for number in self._stream.advance(generation):
+            future = self._outcomes.pop(number, None)
+            if future is not None:
+                future.cancel()
+        self._wake.set()
+
+    def fail(self, error: LinkError) -> None:
+        """Ends all submissions, now and later, with ``error``."""
+        self._error = error
+        for number in list(self._outcomes):
+            self._settle(number, error)
+
+    async def next(self) -> Dispatch[Item]:
+        """Waits for something to write."""
+        while True:
+            if self._control:
+                return Dispatch(item=self._control.popleft())
+            found = self._stream.next_frame_of()
+            if found is not None:
+                return Dispatch(item=self._wrap(found[0]), message=found[1])
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _settle(self, number: int, error: LinkError | None) -> None:
+        future = self._outcomes.pop(number, None)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Marks a failure as seen: the owner hears of it through events as well."""
+    if not future.cancelled():
+        future.exception()
