@@ -206,7 +206,8 @@ class MessageStream:
             return []
         message = self._sending.acknowledge(number)
         assert message is not None
-        reason = refused.reason if refused.final else f"damaged at each of {MAX_ATTEMPTS} attempts: {refused.reason}"
+        happened = "refused" if refused.final else f"damaged at each of {MAX_ATTEMPTS} attempts"
+        reason = f"{message.key} was {happened}: {refused.reason}"
         return [GaveUp(number=number, key=message.key, reason=reason, corrupt=not refused.final)]
 
     def _add_credit(self, credit: frames_pb2.Credit) -> None:

@@ -31,9 +31,10 @@ class Dispatch(Generic[Item]):
 
 
 class Outbox(Generic[Item]):
-    """For one event loop. ``other`` names the far end in errors; ``wrap`` makes an item of a frame."""
+    """For one event loop. ``own`` and ``other`` name the two ends in errors; ``wrap`` makes an item of a frame."""
 
-    def __init__(self, other: PeerId, stream: MessageStream, wrap: Callable[[frames_pb2.Frame], Item]) -> None:
+    def __init__(self, *, own: PeerId, other: PeerId, stream: MessageStream, wrap: Callable[[frames_pb2.Frame], Item]) -> None:
+        self._own = own
         self._other = other
         self._stream = stream
         self._wrap = wrap
@@ -79,10 +80,16 @@ class Outbox(Generic[Item]):
                 self._settle(event.number, None)
                 continue
             if isinstance(event, GaveUp):
-                self._settle(event.number, LinkError(self._other, f"{event.key}: {event.reason}", corrupt=event.corrupt))
+                self._settle(event.number, self.error_of(event))
             remaining.append(event)
         self._wake.set()
         return remaining
+
+    def error_of(self, event: GaveUp | CorruptSender) -> LinkError:
+        """The event as an error that names the end that sent the message, if it was damaged, else the one that refused it."""
+        if isinstance(event, CorruptSender):
+            return LinkError(self._other, event.reason, corrupt=True)
+        return LinkError(self._own if event.corrupt else self._other, event.reason, corrupt=event.corrupt)
 
     def grant(self, generation: Generation, kind: Kind, messages: int = 1) -> None:
         """The owner has consumed messages; the other end may send as many more."""

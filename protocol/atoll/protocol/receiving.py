@@ -41,7 +41,7 @@ class Incoming:
         try:
             self.buffers = [allocate(tensor.num_bytes) for tensor in self.header.tensors]
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises RuntimeError
-            raise Refusal(f"{self.header.key}: no memory for {self.header.num_bytes} bytes") from error
+            raise Refusal(f"no memory for {self.header.num_bytes} bytes") from error
 
     @property
     def complete(self) -> bool:
@@ -150,13 +150,13 @@ class Assembler:
 
     def _check(self, header: MessageHeader) -> None:
         if header.num_bytes > self._max_message_bytes:
-            raise Refusal(f"{header.key}: {header.num_bytes} bytes, the limit is {self._max_message_bytes}")
+            raise Refusal(f"{header.num_bytes} bytes, the limit is {self._max_message_bytes}")
         limit = self._credit.get(header.key.kind)
         if limit is not None and self._held.get((header.key.generation, header.key.kind), 0) >= limit:
-            raise Refusal(f"{header.key}: more than the {limit} messages that were granted")
+            raise Refusal(f"more than the {limit} messages that were granted")
         reason = self._accept(header)
         if reason is not None:
-            raise Refusal(f"{header.key}: {reason}")
+            raise Refusal(reason)
 
     def _hold(self, header: MessageHeader, count: int) -> None:
         if header.key.kind in self._credit:

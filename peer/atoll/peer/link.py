@@ -1,0 +1,361 @@
+"""The link to one neighbour, for the life of one plan; it outlives the streams that carry it.
+
+One side dials, the other waits to be dialled; from then on both are alike. While a stream is up three tasks run it: one reads,
+one writes, one watches for silence and shows the other end that this one is alive. When a stream ends, that is reported at
+once; then the dialling side dials anew, so a step that is run again after a passing fault finds the link up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from atoll.peer.link_usage import UsageTable
+from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
+from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES, Accept, Arrived, CorruptSender, GaveUp, MessageStream
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
+from atoll.protocol.outbox import Dispatch, Outbox
+from atoll.protocol.v1 import frames_pb2, frames_pb2_grpc
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 1.0
+_RETRY_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class Duplex(Protocol):
+    """What a client's call and a server's context have in common."""
+
+    async def read(self) -> object: ...
+
+    async def write(self, message: frames_pb2.Frame, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSettings:
+    """How the links of one plan behave; equal on all of its peers.
+
+    ``credit`` is how many messages of a kind may be unconsumed on the far side, for each generation; kinds that it does not
+    name are not limited. A neighbour from which nothing is heard for ``silence_seconds`` is reported, and so is one to which
+    there is no connection for ``connect_seconds``.
+    """
+
+    credit: Mapping[Kind, int] = field(default_factory=dict)
+    forward_codec: str = "raw"
+    backward_codec: str = "raw"
+    silence_seconds: float = 30.0
+    connect_seconds: float = 30.0
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+
+
+class LinkEvents(Protocol):
+    """What a link tells its owner, on the event loop."""
+
+    def arrived(self, peer: PeerId, message: EncodedMessage) -> None: ...
+
+    def failed(self, error: LinkError) -> None: ...
+
+
+class Link:
+    """``generation`` is the plan's; ``address`` is None on the side that waits to be dialled."""
+
+    def __init__(
+        self,
+        *,
+        own: PeerId,
+        peer: PeerId,
+        address: str | None,
+        generation: Generation,
+        settings: LinkSettings,
+        accept: Accept,
+        events: LinkEvents,
+        usage: UsageTable,
+    ) -> None:
+        self.peer = peer
+        self._own = own
+        self._address = address
+        self._plan = self._generation = generation
+        self._settings = settings
+        self._accept = accept
+        self._events = events
+        self._usage = usage
+        self._outbox: Outbox[frames_pb2.Frame] | None = None
+        self._queue: list[tuple[EncodedMessage, Future[None]]] = []
+        self._connected = asyncio.Event()  # or hopeless: then _fatal says why
+        self._fatal: LinkError | None = None
+        self._writing = False
+        self._closed = asyncio.Event()
+        self._superseded = asyncio.Event()
+        self._heard = time.monotonic()
+        self._problem = "it has not dialled yet" if address is None else "it was not reached yet"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._patience: asyncio.TimerHandle | None = None
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has been heard from the other end."""
+        return time.monotonic() - self._heard
+
+    @property
+    def num_unacknowledged(self) -> int:
+        """Messages that the neighbour does not have yet."""
+        return len(self._queue) + (self._outbox.num_unacknowledged if self._outbox else 0)
+
+    def open(self) -> None:
+        """Starts dialling, on the side that dials."""
+        self._await_connection()
+        if self._address is not None:
+            task = asyncio.get_running_loop().create_task(self._dial(self._address))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def wait_connected(self, seconds: float) -> None:
+        """Returns when a stream is up; raises LinkError when there cannot be one, or is none after ``seconds``."""
+        try:
+            await asyncio.wait_for(self._connected.wait(), seconds)
+        except TimeoutError:
+            raise self._unreachable(seconds) from None
+        if self._fatal is not None:
+            raise self._fatal
+
+    def submit(self, message: EncodedMessage, done: Future[None]) -> None:
+        """Sends a message, as soon as a stream is up; ``done`` tells when the neighbour has it."""
+        if self._closed.is_set():
+            done.cancel()
+        elif self._fatal is not None:
+            _fail(done, self._fatal)
+        elif self._outbox is None:
+            self._queue.append((message, done))
+        else:
+            _chain(self._outbox.submit(message), done)
+
+    def consumed(self, key: MessageKey) -> None:
+        """Lets the neighbour send one more message of this kind and generation."""
+        if self._outbox is not None:
+            self._outbox.grant(key.generation, key.kind)
+
+    def advance(self, generation: Generation) -> None:
+        """Drops what belongs to older generations."""
+        self._generation = max(self._generation, generation)
+        for message, done in self._queue:
+            if message.key.generation < generation:
+                done.cancel()
+        self._queue = [(message, done) for message, done in self._queue if not done.cancelled()]
+        if self._outbox is not None:
+            self._outbox.advance(generation)
+
+    async def close(self) -> None:
+        """Ends the stream and stops dialling."""
+        self._closed.set()
+        if self._patience is not None:
+            self._patience.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, done in self._queue:
+            done.cancel()
+        self._queue.clear()
+
+    async def serve(self, duplex: Duplex) -> None:
+        """Runs a stream on which both ends have said hello, until it ends; then reports that, unless it was closed here."""
+        self._superseded.set()
+        superseded = self._superseded = asyncio.Event()
+        outbox = self._begin()
+        running = [
+            asyncio.create_task(part)
+            for part in (
+                self._read(duplex, outbox),
+                self._write(duplex, outbox),
+                self._watch(outbox),
+                _until(self._closed),
+                _until(superseded),
+            )
+        ]
+        error = LinkError(self.peer, "it ended the stream")
+        try:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            error = _first_error(running) or LinkError(self.peer, "closed here")
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._end(outbox, error)
+
+    def _begin(self) -> Outbox[frames_pb2.Frame]:
+        stream = MessageStream(
+            self._accept,
+            credit=self._settings.credit,
+            generation=self._generation,
+            max_message_bytes=self._settings.max_message_bytes,
+        )
+        self._writing = False
+        self._outbox = outbox = Outbox(own=self._own, other=self.peer, stream=stream, wrap=lambda frame: frame)
+        self._heard = time.monotonic()
+        if self._patience is not None:
+            self._patience.cancel()
+        for message, done in self._queue:
+            _chain(outbox.submit(message), done)
+        self._queue.clear()
+        self._connected.set()
+        return outbox
+
+    def _end(self, outbox: Outbox[frames_pb2.Frame], error: LinkError) -> None:
+        outbox.fail(error)
+        if self._outbox is not outbox:  # a newer stream has taken over
+            return
+        self._outbox = None
+        self._connected.clear()
+        if not self._closed.is_set():
+            self._problem = str(error)
+            self._await_connection()
+            self._events.failed(error)
+
+    def _await_connection(self) -> None:
+        seconds = self._settings.connect_seconds
+        self._patience = asyncio.get_running_loop().call_later(seconds, self._lose_patience, seconds)
+
+    def _lose_patience(self, seconds: float) -> None:
+        self._fail_queue(self._unreachable(seconds))
+
+    def _give_up(self, error: LinkError) -> None:
+        self._fatal = error
+        if self._patience is not None:
+            self._patience.cancel()
+        self._connected.set()
+        self._fail_queue(error)
+
+    def _fail_queue(self, error: LinkError) -> None:
+        waiting, self._queue = self._queue, []
+        for _, done in waiting:
+            _fail(done, error)
+        self._events.failed(error)
+
+    def _unreachable(self, seconds: float) -> LinkError:
+        where = "" if self._address is None else f" at {self._address}"
+        return LinkError(self.peer, f"no connection{where} within {seconds:g} s: {self._problem}")
+
+    async def _read(self, duplex: Duplex, outbox: Outbox[frames_pb2.Frame]) -> None:
+        try:
+            while isinstance(frame := await duplex.read(), frames_pb2.Frame):
+                self._heard = time.monotonic()
+                for event in outbox.handle(frame):
+                    self._report(outbox, event)
+        except WireError as error:
+            raise LinkError(self.peer, str(error)) from error
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise LinkError(self.peer, f"the stream broke: {_describe(error)}") from error
+        raise LinkError(self.peer, "it closed the stream")
+
+    def _report(self, outbox: Outbox[frames_pb2.Frame], event: Arrived | GaveUp | CorruptSender) -> None:
+        if isinstance(event, Arrived):
+            self._events.arrived(self.peer, event.message)
+        else:
+            self._events.failed(outbox.error_of(event))
+
+    async def _write(self, duplex: Duplex, outbox: Outbox[frames_pb2.Frame]) -> None:
+        try:
+            while True:
+                dispatch = await outbox.next()
+                began = time.monotonic()
+                self._writing = True
+                await duplex.write(dispatch.item)
+                self._writing = False
+                self._account(dispatch, time.monotonic() - began)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise LinkError(self.peer, f"the stream broke: {_describe(error)}") from error
+
+    def _account(self, dispatch: Dispatch[frames_pb2.Frame], seconds: float) -> None:
+        if dispatch.message is not None:
+            usage = self._usage.of(self.peer, dispatch.message.key.kind)
+            usage.num_bytes += len(dispatch.item.chunk)
+            usage.seconds_busy += seconds
+
+    async def _watch(self, outbox: Outbox[frames_pb2.Frame]) -> None:
+        limit = self._settings.silence_seconds
+        period = limit / 5
+        while True:
+            if not self._writing:
+                outbox.put(frames_pb2.Frame())
+            slept = time.monotonic()
+            await asyncio.sleep(period)
+            if time.monotonic() - slept > 2 * period:
+                self._heard = time.monotonic()  # this process stood still: what the neighbour said meanwhile is yet to be read
+            elif self.silent_seconds > limit:
+                raise LinkError(self.peer, f"nothing was heard from it for {self.silent_seconds:.1f} s")
+
+    async def _dial(self, address: str) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        async with open_channel(address) as channel:
+            stub = frames_pb2_grpc.LinksStub(channel)
+            while True:
+                call = stub.Link()
+                try:
+                    await self._say_hello(call)
+                    pause = _FIRST_PAUSE_SECONDS
+                    await self.serve(call)
+                except LinkError as error:
+                    return self._give_up(error)
+                except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError) as error:
+                    self._problem = _describe(error)
+                    if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRY_CODES:
+                        return self._give_up(LinkError(self.peer, f"it refuses: {self._problem}"))
+                finally:
+                    call.cancel()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _say_hello(self, call: grpc.aio.StreamStreamCall[frames_pb2.Frame, frames_pb2.Frame]) -> None:
+        hello = frames_pb2.Hello(peer=self._own, generation=self._plan, protocol_version=PROTOCOL_VERSION)
+        await call.write(frames_pb2.Frame(hello=hello))
+        answer = await asyncio.wait_for(call.read(), self._settings.connect_seconds)
+        if not isinstance(answer, frames_pb2.Frame):
+            await call.code()
+            raise asyncio.InvalidStateError("the stream ended before the neighbour's hello")
+        if answer.hello.peer != self.peer:
+            raise LinkError(self.peer, f"{self._address} is {answer.hello.peer!r}, not the peer that the plan names")
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _first_error(tasks: list[asyncio.Task[None]]) -> LinkError | None:
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            error = task.exception()
+            if isinstance(error, LinkError):
+                return error
+            if error is not None:
+                raise error
+    return None
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.details() or 'no details'} ({error.code().name})"
+    return str(error) or type(error).__name__
+
+
+def _chain(source: asyncio.Future[None], target: Future[None]) -> None:
+    def settle(finished: asyncio.Future[None]) -> None:
+        if finished.cancelled():
+            target.cancel()
+        elif (error := finished.exception()) is not None:
+            _fail(target, error)
+        elif not target.done() and target.set_running_or_notify_cancel():
+            target.set_result(None)
+
+    source.add_done_callback(settle)
+
+
+def _fail(target: Future[None], error: BaseException) -> None:
+    if not target.done() and target.set_running_or_notify_cancel():
+        target.set_exception(error)
