@@ -1,0 +1,22 @@
+"""Options that several commands share, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JobOverrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the job; may be repeated.")
+]
+NewState = Annotated[
+    Path | None, typer.Option("--state", metavar="DIR", help="Folder for the whole run. Default: runs/NAME-N.")
+]
+EventsAsJson = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
+
+Target = Annotated[
+    str | None, typer.Argument(metavar="HOST:PORT|DIR", help="The coordinator, or the state folder. Default: the newest run.")
+]
+ExistingState = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The run's state folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]

@@ -1,0 +1,133 @@
+"""`atoll run`: one coordinator, from the job file to the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from atoll.coordinator.cli.exits import ExitStatus
+from atoll.coordinator.cli.interruption import Interruption
+from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
+from atoll.coordinator.cli.report import CURVE, WEIGHTS, read_history, summary_lines, write_curve
+from atoll.coordinator.cli.state import LOGS, new_state
+from atoll.coordinator.cli.view import View, open_view
+from atoll.protocol.errors import RunFailed
+
+if TYPE_CHECKING:
+    from atoll.coordinator.server import Coordinator
+
+    from atoll.protocol.job import Job
+
+REFRESH_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `atoll run` was asked for."""
+
+    job: Job
+    listen: str
+    state: Path
+    min_peers: int
+    json: bool
+    held: bool
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where peers reach this coordinator.")] = "127.0.0.1:0",
+    state: NewState = None,
+    min_peers: Annotated[int, typer.Option(min=1, help="Wait for that many peers before planning.")] = 1,
+    overrides: JobOverrides = None,
+    as_json: EventsAsJson = False,
+    held: Annotated[bool, typer.Option("--held", hidden=True, help="End when standard input closes.")] = False,
+) -> None:
+    """Coordinates one run: waits for peers, places the model, trains, and writes the weights."""
+    from atoll.protocol.job import load_job
+
+    loaded = load_job(job, overrides or ())
+    options = RunOptions(
+        job=loaded, listen=listen, state=state or new_state(loaded.name), min_peers=min_peers, json=as_json, held=held
+    )
+    raise typer.Exit(asyncio.run(run_job(options)))
+
+
+async def run_job(options: RunOptions) -> ExitStatus:
+    """Runs the job to its end and returns the exit status; raises RunFailed with the reason when it fails."""
+    from atoll.coordinator.server import Coordinator, CoordinatorSettings  # torch is slow to import
+
+    _log_to(options.state / LOGS / "coordinator.log")
+    view = open_view(run=options.job.name, steps=options.job.training.steps, json=options.json)
+    settings = CoordinatorSettings(job=options.job, listen=options.listen, state=options.state, min_peers=options.min_peers)
+    coordinator = Coordinator(settings, on_event=view.event)
+    interruption = Interruption(coordinator.request_stop)
+    interruption.watch_signals()
+    if options.held:
+        interruption.watch_standard_input()
+    try:
+        address = await coordinator.start()
+        print(f"listening on {address}, the run is kept in {options.state}", file=_people(options))
+        async with _refreshing(view, coordinator):
+            outcome = await coordinator.run()
+    finally:
+        view.close()
+    await asyncio.to_thread(conclude, options, finished=outcome.finished)
+    if interruption.happened:
+        print(f"atoll: {outcome.reason}", file=sys.stderr)
+        return ExitStatus.INTERRUPTED
+    if not outcome.finished:
+        raise RunFailed(outcome.reason)
+    return ExitStatus.FINISHED
+
+
+def conclude(options: RunOptions, *, finished: bool) -> None:
+    """Draws the loss curve, and shows what the run did and where it is."""
+    history = read_history(options.state)
+    if not history.losses:
+        return
+    write_curve(history, options.state / CURVE, options.job.name)
+    say = functools.partial(print, file=_people(options), flush=True)
+    say()
+    for line in summary_lines(history, options.state):
+        say(line)
+    if finished:
+        from atoll.coordinator.cli.generate import sample
+
+        text = sample(options.job, options.state / WEIGHTS)
+        if text is not None:
+            say(f"a sample of what the model writes:\n\n{text}\n")
+
+
+def _people(options: RunOptions) -> TextIO:
+    """Where text for people goes: with --json, standard output is for events alone."""
+    return sys.stderr if options.json else sys.stdout
+
+
+@contextlib.asynccontextmanager
+async def _refreshing(view: View, coordinator: Coordinator) -> AsyncIterator[None]:
+    async def refresh() -> None:
+        while True:
+            view.refresh(coordinator.status())
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    task = asyncio.ensure_future(refresh())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,59 @@
+"""Folders of runs: where a new one goes, and where the coordinator of one listens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.coordinator.cli.exits import UsageError
+from atoll.protocol.channel import parse_address
+
+RUNS = Path("runs")
+ADDRESS = "address.json"
+LOGS = "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a coordinator listens, and its process."""
+
+    address: str
+    pid: int
+
+
+def new_state(run: str) -> Path:
+    """``runs/NAME-1``, or the first number that is free."""
+    number = 1
+    while (RUNS / f"{run}-{number}").exists():
+        number += 1
+    return RUNS / f"{run}-{number}"
+
+
+def read_address(state: Path) -> Address | None:
+    """What the coordinator of ``state`` wrote when it began to listen; None when it has not yet."""
+    try:
+        entry = json.loads((state / ADDRESS).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return Address(entry["address"], entry["pid"])
+
+
+def find_address(target: str | None) -> str:
+    """The address of the coordinator that a person means by ``target``: HOST:PORT, a state folder, or nothing for the
+    newest run under ``runs/``. Raises UsageError when there is none.
+    """
+    if target is not None and not Path(target).is_dir():
+        return str(parse_address(target, "HOST:PORT or DIR"))
+    state = Path(target) if target is not None else _newest()
+    found = read_address(state)
+    if found is None:
+        raise UsageError(f"no coordinator has listened in {state}: {state / ADDRESS} is missing; give HOST:PORT instead")
+    return found.address
+
+
+def _newest() -> Path:
+    addresses = sorted(RUNS.glob(f"*/{ADDRESS}"), key=lambda path: path.stat().st_mtime)
+    if not addresses:
+        raise UsageError("no run is known in this folder: give HOST:PORT, or the state folder of a run")
+    return addresses[-1].parent

@@ -1,0 +1,137 @@
+"""`atoll status`, `peers`, `stop` and `export`: questions to a running coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from atoll.coordinator.cli import formatting
+from atoll.coordinator.cli.exits import UsageError
+from atoll.coordinator.cli.options import AsJson, ExistingState, Target
+from atoll.coordinator.cli.report import WEIGHTS, read_history
+from atoll.coordinator.cli.state import find_address
+from atoll.protocol.errors import SessionError
+from atoll.protocol.v1.operator_pb2 import ExportReply, ExportRequest, PeerStatus, StatusReply, StatusRequest, StopRequest
+from atoll.protocol.v1.operator_pb2_grpc import OperatorStub
+
+STATUS_SECONDS = 10.0
+EXPORT_SECONDS = 600.0
+PEER_COLUMNS = ("peer", "state", "device", "layers", "memory", "sent", "doing", "silent")
+
+Reply = TypeVar("Reply")
+
+
+def status(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
+    """Shows how a run stands, and whom it waits for."""
+    reply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    if as_json:
+        rows = [as_dict(peer) for peer in reply.peers]
+        print(json.dumps({"event": "status", **as_dict(reply), "peers": rows}))
+    else:
+        print("\n".join([*status_lines(reply), *peer_lines(reply)]))
+
+
+def peers(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
+    """Lists the peers of a run, what they hold and what they do."""
+    reply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    lines = [json.dumps({"event": "peer", **as_dict(peer)}) for peer in reply.peers] if as_json else peer_lines(reply)
+    print("\n".join(lines or ["no peer has joined"] * (not as_json)))
+
+
+def stop(
+    target: Target = None,
+    state: ExistingState = None,
+    reason: Annotated[str, typer.Option(help="Shown to everyone who takes part.")] = "stopped by the operator",
+) -> None:
+    """Ends a run before its last step; peers end as well."""
+    _ask(target, state, lambda stub: stub.Stop(StopRequest(reason=reason), timeout=STATUS_SECONDS))
+    print("the run is ending")
+
+
+def export(
+    target: Target = None,
+    state: ExistingState = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Copy the weights there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Writes the weights as of the last committed step to a safetensors file on the coordinator's machine."""
+    path, step = _exported(target, state)
+    if output is not None:
+        if not path.exists():
+            raise UsageError(f"{path} is on the coordinator's machine: copy it from there, --output copies on this one only")
+        path = Path(shutil.copyfile(path, output))
+    print(json.dumps({"event": "export", "path": str(path), "step": step}) if as_json else f"{path} (step {step})")
+
+
+def _exported(target: str | None, state: Path | None) -> tuple[Path, int]:
+    """The file with the weights and the step they are of: a finished run's own, else what its coordinator writes now."""
+    folder = state if state is not None else Path(target) if target is not None else None
+    if folder is not None and (folder / WEIGHTS).exists():
+        return folder / WEIGHTS, read_history(folder).losses[-1][0]
+    reply: ExportReply = _ask(target, state, lambda stub: stub.Export(ExportRequest(), timeout=EXPORT_SECONDS))
+    return Path(reply.path), reply.step
+
+
+def status_lines(reply: StatusReply) -> list[str]:
+    """The run in two or three lines."""
+    lines = [f"{reply.run}: {reply.state} for {formatting.duration(reply.state_seconds)}, plan {reply.generation}"]
+    if reply.reason:
+        lines.append(reply.reason)
+    progress = f"step {reply.step}/{reply.steps}"
+    if reply.step:
+        progress += f", loss {reply.loss:.4f}, {reply.tokens_per_second:,.0f} tokens/s"
+    return [*lines, progress]
+
+
+def peer_lines(reply: StatusReply) -> list[str]:
+    """A table with a row for each peer; empty without peers."""
+    rows = [PEER_COLUMNS, *(_peer_row(peer) for peer in reply.peers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(PEER_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines if reply.peers else []
+
+
+def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str]:
+    memory = f"{formatting.size(peer.resident_bytes)} of {formatting.size(peer.memory_bytes)}"
+    sent = formatting.size(peer.bytes_sent)
+    silent = f"{peer.silent_seconds:.0f} s"
+    return (peer.name, peer.state, peer.device, peer.layers or "-", memory, sent, describe_activity(peer), silent)
+
+
+def describe_activity(peer: PeerStatus) -> str:
+    """``backward``, or ``forward, waits for peer-1``."""
+    doing = peer.phase or peer.state
+    return f"{doing}, waits for {peer.waiting_for}" if peer.waiting_for else doing
+
+
+def as_dict(message: StatusReply | PeerStatus) -> dict[str, Any]:
+    """The plain fields of ``message``, zeros too: readers need not know which fields protobuf leaves out."""
+    fields = message.DESCRIPTOR.fields
+    return {field.name: getattr(message, field.name) for field in fields if field.message_type is None}
+
+
+def _ask(target: str | None, state: Path | None, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
+    if target is not None and state is not None:
+        raise UsageError("give the coordinator or --state, not both")
+    return asyncio.run(_ask_at(find_address(target if state is None else str(state)), question))
+
+
+async def _ask_at(address: str, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
+    import grpc
+
+    from atoll.protocol.channel import open_channel
+
+    try:
+        async with open_channel(address) as channel:
+            return await question(OperatorStub(channel))
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            fix = "the run is over, or its coordinator listens elsewhere"
+            raise SessionError(f"no coordinator answers at {address}: {fix}") from error
+        raise SessionError(f"the coordinator at {address} refuses: {error.details()}") from error

@@ -1,0 +1,158 @@
+"""`atoll swarm`: a coordinator and its peers as separate processes on this machine.
+
+The swarm itself trains nothing and shows nothing of the run: the coordinator shares its terminal. It starts the processes,
+passes interruptions on, and sees to it that all of them have ended when it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.coordinator.cli.exits import ExitStatus, UsageError
+from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
+from atoll.coordinator.cli.processes import Child, end_all
+from atoll.coordinator.cli.state import LOGS, new_state, read_address
+from atoll.protocol.errors import RunFailed
+
+LISTEN_SECONDS = 60.0
+"""From the coordinator's start until it listens; importing torch is most of it, on a cold disk."""
+PATIENCE_SECONDS = 3.0
+"""How long the processes may take to end by themselves once the run is over or interrupted."""
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmSettings:
+    """What to start."""
+
+    job: Path
+    peers: int
+    state: Path
+    overrides: tuple[str, ...] = ()
+    json: bool = False
+
+
+def command(
+    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file. Default: a small GPT on text.")] = None,
+    peers: Annotated[int, typer.Option(min=1, max=64, help="Number of peers.")] = 4,
+    state: NewState = None,
+    overrides: JobOverrides = None,
+    as_json: EventsAsJson = False,
+) -> None:
+    """Trains a job on this machine: a coordinator and several peers, each a process."""
+    from atoll.protocol.job import load_job
+
+    path = job or default_job()
+    name = load_job(path, overrides or ()).name
+    settings = SwarmSettings(
+        job=path, peers=peers, state=state or new_state(name), overrides=tuple(overrides or ()), json=as_json
+    )
+    raise typer.Exit(asyncio.run(Swarm(settings).run()))
+
+
+def default_job() -> Path:
+    """The example that comes with Atoll: beside the package when installed, else in the checkout."""
+    package = Path(__file__).parents[1] / "examples"
+    checkout = Path(__file__).parents[4] / "examples"
+    for folder in (package, checkout):
+        if (folder / "gpt-bytes.yaml").exists():
+            return folder / "gpt-bytes.yaml"
+    raise UsageError("the example job is not installed: give the path of a job file")
+
+
+class Swarm:
+    """The processes of one run on this machine."""
+
+    def __init__(self, settings: SwarmSettings) -> None:
+        self._settings = settings
+        self._children: list[Child] = []
+        self._interrupted = asyncio.Event()
+
+    async def run(self) -> int:
+        """Starts everything, waits for the run's end, and returns the exit status. No process is left when it returns."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt)
+        patience = PATIENCE_SECONDS
+        try:
+            coordinator = await self._start_coordinator()
+            address = await self._address(coordinator)
+            if address is not None:
+                await self._start_peers(address)
+                await self._watch(coordinator)
+        except BaseException:
+            patience = 0.0
+            raise
+        finally:
+            await end_all(self._children, patience_seconds=patience)
+        return self._status(coordinator)
+
+    def _interrupt(self) -> None:
+        """The first time the run ends in order; the second time at once."""
+        number = signal.SIGKILL if self._interrupted.is_set() else signal.SIGINT
+        self._interrupted.set()
+        for child in self._children:
+            child.signal(number)
+
+    async def _start_coordinator(self) -> Child:
+        settings = self._settings
+        (settings.state / LOGS).mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-m", "atoll.coordinator", "run", str(settings.job), "--listen", "127.0.0.1:0"]
+        words += ["--state", str(settings.state), "--min-peers", str(settings.peers), "--held"]
+        words += [word for override in settings.overrides for word in ("--set", override)]
+        words += ["--json"] if settings.json else []
+        child = await Child.start("the coordinator", words, hold=True)
+        self._children.append(child)
+        return child
+
+    async def _address(self, coordinator: Child) -> str | None:
+        """Where the coordinator listens; None when it ended, or we were interrupted, before it did."""
+        try:
+            async with asyncio.timeout(LISTEN_SECONDS):
+                while coordinator.status is None and not self._interrupted.is_set():
+                    found = read_address(self._settings.state)
+                    if found is not None and found.pid == coordinator.pid:
+                        return found.address
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError:
+            raise RunFailed(f"the coordinator did not begin to listen within {LISTEN_SECONDS:.0f} s") from None
+        return None
+
+    async def _start_peers(self, address: str) -> None:
+        threads = max(1, (os.cpu_count() or 1) // self._settings.peers)
+        for number in range(1, self._settings.peers + 1):
+            if self._interrupted.is_set():
+                return
+            name = f"peer-{number}"
+            words = [sys.executable, "-m", "atoll.peer", "join", address, "--name", name, "--threads", str(threads)]
+            self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
+
+    async def _watch(self, coordinator: Child) -> None:
+        """Returns at the coordinator's end. Says so when a peer ends before; fails when none is left."""
+        running = {asyncio.ensure_future(child.ended()): child for child in self._children}
+        while coordinator.status is None:
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            ended = [running.pop(task) for task in done]
+            if coordinator.status is not None or self._interrupted.is_set():
+                continue
+            for peer in ended:
+                print(f"atoll: {peer.describe_end()}", file=sys.stderr)
+            if len(running) == 1:
+                raise RunFailed(f"no peer is left: {ended[-1].describe_end()}")
+        for task in running:
+            task.cancel()
+
+    def _status(self, coordinator: Child) -> int:
+        if self._interrupted.is_set():
+            return ExitStatus.INTERRUPTED
+        if coordinator.status is not None and coordinator.status < 0:
+            raise RunFailed(coordinator.describe_end())
+        return coordinator.status or ExitStatus.FINISHED

@@ -1,0 +1,113 @@
+"""The views: what JSON readers, logs and terminals are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from atoll.coordinator.cli.live import LiveView, Traffic
+from atoll.coordinator.cli.view import QUIET_SECONDS, JsonView, Pace, PlainView
+from atoll.coordinator.events import EvaluationEvent, FailedEvent, PeerEvent, VoidEvent
+from atoll.protocol.v1.operator_pb2 import PeerStatus, StatusReply
+from support.events import plan_event, step_event
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def status(**fields: object) -> StatusReply:
+    peers = [
+        PeerStatus(name="peer-1", layers="blocks.0 .. blocks.3", resident_bytes=300 << 20, phase="forward", bytes_sent=5 << 20),
+        PeerStatus(name="peer-2", state="ready", phase="backward", waiting_for="peer-1"),
+    ]
+    return StatusReply(run="demo", state="training", generation=1, peers=peers, **fields)  # type: ignore[arg-type]
+
+
+def test_json_view_writes_each_event_as_one_object_a_line() -> None:
+    lines: list[str] = []
+    view = JsonView(lines.append)
+    view.event(step_event(1, loss=5.5))
+    view.refresh(status())
+    view.event(FailedEvent(reason="no\nmemory"))
+    view.close()
+    entries = [json.loads(line) for line in lines]
+    assert [entry["event"] for entry in entries] == ["step", "failed"]
+    assert entries[0]["loss"] == 5.5
+    assert all("\n" not in line for line in lines)
+
+
+def test_plain_view_tells_what_happens_in_words() -> None:
+    lines: list[str] = []
+    view = PlainView(10, lines.append)
+    view.event(PeerEvent(name="peer-1", state="joined"))
+    view.event(plan_event("peer-1", "peer-2"))
+    view.event(step_event(1, loss=5.5, tokens=1024, seconds=2.0))
+    view.event(VoidEvent(step=2, reason="loss is not finite", peer="peer-2", stage=1))
+    view.event(EvaluationEvent(step=1, loss=5.25))
+    assert lines[0] == "peer peer-1 joined"
+    assert "stage 1 on peer-2: blocks.1 to blocks.1.mlp, 1.5 M parameters, 64.0 MiB predicted" in lines[1]
+    assert lines[2] == "step 1/10  loss 5.5000  512 tokens/s  2.00 s  0:18 left"
+    assert lines[3] == "step 2 is void and runs again: loss is not finite (stage 1, peer peer-2)"
+    assert lines[4] == "step 1/10  validation loss 5.2500"
+
+
+def test_plain_view_says_once_whom_a_quiet_run_waits_for() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    view = PlainView(10, lines.append, now=clock)
+    reply = status(reason="waiting for peer-2: forward of step 3")
+    view.refresh(reply)
+    assert lines == []
+    clock.now = QUIET_SECONDS
+    view.refresh(reply)
+    clock.now = 3 * QUIET_SECONDS
+    view.refresh(reply)
+    assert lines == ["training: waiting for peer-2: forward of step 3"]
+
+
+def test_pace_is_that_of_the_latest_steps() -> None:
+    pace = Pace(100)
+    assert pace.remaining == ""
+    pace.step(step_event(1, seconds=50.0))
+    for step in range(2, 12):
+        pace.step(step_event(step, seconds=2.0))
+    assert pace.remaining_seconds == pytest.approx(89 * 2.0)
+
+
+def test_traffic_is_bytes_over_the_latest_window() -> None:
+    traffic = Traffic()
+    assert traffic.observe("peer-1", 0, 0.0) == 0.0
+    assert traffic.observe("peer-1", 500, 1.0) == 0.0
+    assert traffic.observe("peer-1", 4000, 4.0) == 1000.0
+    assert traffic.observe("peer-1", 4000, 8.0) == 0.0
+
+
+def test_live_view_shows_progress_and_a_row_for_each_peer() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160, height=40, color_system=None)
+    view = LiveView(run="demo", steps=60, console=console, now=Clock())
+    view.event(plan_event("peer-1", "peer-2"))
+    view.event(step_event(23, loss=3.25, tokens=4096, seconds=2.0))
+    view.event(EvaluationEvent(step=20, loss=3.5))
+    view.refresh(status(reason="waiting for peer-2", state_seconds=65.0))
+    view.close()
+    text = screen.getvalue().split("demo")[-1]
+    for words in ("training", "step 23/60", "loss 3.2500", "2,048 tokens/s", "validation 3.5000", "1:14 left"):
+        assert words in text
+    assert "waiting for peer-2 (1:05)" in text
+    rows = [line for line in text.splitlines() if "peer-" in line]
+    assert "blocks.0 .. blocks.3" in rows[1]
+    assert "300.0 MiB" in rows[1]
+    assert "64.0 MiB" in rows[1]
+    assert "5.0 MiB" in rows[1]
+    assert "backward, waits for peer-1" in rows[2]
