@@ -45,21 +45,9 @@ class PaddedTokens(CountedSamples):
         return {"tokens": torch.ones_like(targets), "targets": targets}
 
 
-def _feed(
-    samples: CountedSamples,
-    *,
-    batch: int = 4,
-    microbatch: int = 2,
-    validation: float = 0.0,
-    seed: int = 0,
-    evaluation_batches: int = 2,
-) -> Feed:
-    return Feed(
-        samples,
-        FeedSettings(
-            seed=seed, batch=batch, microbatch=microbatch, validation=validation, evaluation_batches=evaluation_batches
-        ),
-    )
+def _feed(samples: CountedSamples, *, batch: int = 4, microbatch: int = 2, validation: float = 0.0, seed: int = 0) -> Feed:
+    settings = FeedSettings(seed=seed, batch=batch, microbatch=microbatch, validation=validation, evaluation_batches=2)
+    return Feed(samples, settings)
 
 
 def _ids(batches: Sequence[Batch]) -> list[int]:
@@ -101,7 +89,7 @@ def test_validation_is_disjoint_from_training_and_the_same_for_every_seed() -> N
     assert len(evaluated) == len(set(evaluated)) == 8  # two batches of four
     assert trained.isdisjoint(evaluated)
     assert evaluated == [number for microbatch in other.validation() for number in microbatch.sample_ids]
-    assert _feed(CountedSamples(60)).validation() == () or len(_feed(CountedSamples(60)).validation()) == 0
+    assert list(_feed(CountedSamples(60)).validation()) == []
 
 
 def test_validation_microbatches_are_read_when_looked_at() -> None:
