@@ -18,7 +18,7 @@ from atoll.protocol.errors import JobError
 from atoll.protocol.job_data import DataSection
 from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
 from atoll.protocol.job_fields import AutoOrBoolean, AutoOrPositive, Fraction, Positive, Section
-from atoll.protocol.job_model import GptOptions, ModelSection, ResNetOptions
+from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
 
 CODECS = ("auto", "raw", "bf16", "fp16")
@@ -228,21 +228,18 @@ def _mismatches(model: ModelSection, data: DataSection) -> Iterator[WrongValue]:
     wants = model.input_kind
     if wants is not None and data.input_kind is not None and wants != data.input_kind:
         yield WrongValue(f"data.{data.source}", f"this gives {data.input_kind}, but {model.description} trains on {wants}")
-    options, limits = model.options, data.limits
-    if isinstance(options, GptOptions):
-        for field, length in limits.lengths:
-            if length > options.context:
-                fix = "lower it or raise the context"
-                yield WrongValue(field, f"{length} is more than model.options.context ({options.context}); {fix}")
-        for field, vocabulary in limits.vocabularies:
-            if vocabulary > options.vocabulary:
-                needs = f"{options.vocabulary} is less than the {vocabulary} token ids of {field}"
-                yield WrongValue("model.options.vocabulary", f"{needs}; raise it to {vocabulary}")
-    if isinstance(options, ResNetOptions):
-        for field, classes in limits.classes:
-            if classes > options.classes:
-                needs = f"{options.classes} is less than {field} ({classes})"
-                yield WrongValue("model.options.classes", f"{needs}; raise it to {classes}")
+    limits, context = data.limits, model.limit("context")
+    for field, length in limits.lengths:
+        if context is not None and length > context.value:
+            fix = "lower it or raise the context"
+            yield WrongValue(field, f"{length} is more than {context.setting} {context.value} of {context.field}; {fix}")
+    vocabulary, classes = model.limit("vocabulary"), model.limit("classes")
+    for field, count in limits.vocabularies:
+        if vocabulary is not None and count > vocabulary.value:
+            yield vocabulary.exceeded(count, f"the {count} token ids of {field}")
+    for field, count in limits.classes:
+        if classes is not None and count > classes.value:
+            yield classes.exceeded(count, f"{field} ({count})")
 
 
 def parse_job(values: dict[str, Any], base: Path) -> Job:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,6 +12,11 @@ from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, fie
 from atoll.protocol.job_errors import WrongValue, listed, show, wrong_value
 from atoll.protocol.job_fields import ExistingFile, ExistingPath, Fraction, Positive, Section, resolve
 
+_CONFIG_KEYS = {
+    "context": ("n_positions", "max_position_embeddings"),
+    "vocabulary": ("vocab_size",),
+    "classes": ("num_labels",),
+}
 KINDS = ("builtin", "huggingface", "factory")
 
 
@@ -53,6 +60,39 @@ class HuggingFaceModel(Section):
     """A ``config.json``, or a folder that has one."""
     task: Literal["causal-lm", "image-classification"] = "causal-lm"
 
+    @field_validator("config")
+    @classmethod
+    def _a_configuration(cls, path: Path) -> Path:
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file():
+            raise WrongValue("", f"{str(path)!r} has no config.json; give a folder that has one")
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise WrongValue("", f"{str(file)!r} is not JSON ({error}); give a model's config.json") from error
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+            raise WrongValue("", f"{str(file)!r} has no model_type; give the config.json of a model")
+        return file
+
+    def number(self, key: str) -> int | None:
+        """What the configuration says of ``key``, if that is a whole number."""
+        value = json.loads(self.config.read_text(encoding="utf-8")).get(key)
+        return value if type(value) is int else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimit:
+    """A size of the model that the data must not exceed: ``setting`` of the job's ``field`` says it."""
+
+    field: str
+    setting: str
+    value: int
+
+    def exceeded(self, wanted: int, by: str) -> WrongValue:
+        """The error of data that wants more; ``by`` says which."""
+        name = self.setting if self.setting != self.field.rpartition(".")[2] else ""
+        return WrongValue(self.field, f"{name} {self.value} is less than {by}; raise it to {wanted}".lstrip())
+
 
 _OPTIONS: dict[str, type[GptOptions | ResNetOptions]] = {"gpt": GptOptions, "resnet": ResNetOptions}
 
@@ -95,6 +135,22 @@ class ModelSection(Section):
         if self.huggingface is not None:
             return "tokens" if self.huggingface.task == "causal-lm" else "images"
         return None
+
+    def limit(self, kind: Literal["context", "vocabulary", "classes"]) -> ModelLimit | None:
+        """How much of ``kind`` the model takes, as far as the job says it."""
+        if self.huggingface is not None:
+            keys = {
+                "context": ("n_positions", "max_position_embeddings"),
+                "vocabulary": ("vocab_size",),
+                "classes": ("num_labels",),
+            }
+            for key in keys[kind]:
+                value = self.huggingface.number(key)
+                if value is not None:
+                    return ModelLimit(field="model.huggingface.config", setting=key, value=value)
+            return None
+        value = getattr(self.options, kind, None)
+        return None if value is None else ModelLimit(field=f"model.options.{kind}", setting=kind, value=value)
 
     @property
     def description(self) -> str:

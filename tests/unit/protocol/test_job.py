@@ -49,7 +49,7 @@ def test_a_job_is_read_with_its_defaults(job_path: Path) -> None:
 
 def test_the_examples_are_valid() -> None:
     examples = Path(__file__).parents[3] / "examples"
-    for name in ("gpt-bytes", "random-bench", "resnet"):
+    for name in ("gpt-bytes", "gpt2-huggingface", "random-bench", "resnet"):
         assert load_job(examples / f"{name}.yaml").name == name
 
 
@@ -118,7 +118,7 @@ def test_the_examples_are_valid() -> None:
         ("training.schedule.warmup=6", "training.schedule.warmup: 6 is more than training.steps (5); lower it or raise"),
         ("data.validation=0.0", "training.evaluate_every: 2 needs validation samples; set data.validation, for example"),
         ("model.options.heads=5", "model.options.heads: 5 does not divide model.options.width (32); use 2, 4 or 8"),
-        ("data.sequence_length=17", "data.sequence_length: 17 is more than model.options.context (16); lower it or raise"),
+        ("data.sequence_length=17", "data.sequence_length: 17 is more than context 16 of model.options.context; lower it or"),
         ("model.options.vocabulary=99", "model.options.vocabulary: 99 is less than the 256 token ids of data.tokenizer; raise"),
         ("training.optimizer.momentum=0.9", "training.optimizer.momentum: 0.9 has no meaning for adamw; remove this key"),
         ("training.optimizer={name: sgd, nesterov: true}", "training.optimizer.nesterov: true needs a momentum above 0; set"),
@@ -233,7 +233,7 @@ def test_a_missing_or_binary_job_file_is_refused(tmp_path: Path) -> None:
         ("{random: {kind: images, lengths: [3]}}", "data.random.lengths: [3] has no meaning for random images; remove it"),
         (
             "{random: {lengths: [4, 300]}}",
-            "data.random.lengths: 300 is more than model.options.context (16); lower it or raise",
+            "data.random.lengths: 300 is more than context 16 of model.options.context; lower it or raise",
         ),
         (
             "{random: {lengths: 4}}",
@@ -267,3 +267,40 @@ def test_every_key_is_documented_or_named_plainly() -> None:
             if name in ("training", "data", "network"):
                 assert field.description or key in plain | untold, f"{name}.{key} has no description"
     assert documented > 20
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ("{", "model.huggingface.config: '{}' is not JSON ("),
+        ("{}", "model.huggingface.config: '{}' has no model_type; give the config.json of a model"),
+        (
+            '{"model_type": "gpt2", "vocab_size": 100}',
+            "model.huggingface.config: vocab_size 100 is less than the 256 token ids of data.tokenizer; raise it to 256",
+        ),
+        (
+            '{"model_type": "gpt2", "vocab_size": 256, "n_positions": 8}',
+            "data.sequence_length: 16 is more than n_positions 8 of model.huggingface.config; lower it or raise the context",
+        ),
+    ],
+)
+def test_a_hugging_face_configuration_is_checked(tmp_path: Path, job_path: Path, config: str, sentence: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(config)
+
+    for given in ("config.json", "."):
+        with pytest.raises(JobError) as caught:
+            load_job(job_path, [f"model={{huggingface: {{config: {given}}}}}"])
+        assert str(caught.value).startswith(sentence.replace("'{}'", repr(str(path))))
+
+
+def test_a_hugging_face_model_takes_no_options(tmp_path: Path, job_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "empty").mkdir()
+    model = "huggingface: {config: config.json}"
+
+    assert load_job(job_path, [f"model={{{model}}}"]).model.input_kind == "tokens"
+    with pytest.raises(JobError, match=r"^model\.options: \{layers: 2\} has no meaning for model\.huggingface; change"):
+        load_job(job_path, [f"model={{{model}, options: {{layers: 2}}}}"])
+    with pytest.raises(JobError, match=r"^model\.huggingface\.config: '.*empty' has no config\.json; give a folder"):
+        load_job(job_path, ["model={huggingface: {config: empty}}"])

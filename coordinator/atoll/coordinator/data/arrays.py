@@ -13,10 +13,11 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from atoll.coordinator.data.feed import Unit
+from atoll.coordinator.data.feed import IGNORED_TARGET, Unit
 from atoll.coordinator.data.text import ByteStream, Section
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import MicrobatchIndex
+from atoll.protocol.job_model import ModelLimit
 
 _LOCAL_HEADER_BYTES = 30  # of a member in a zip file; the lengths of name and extra field are its last four bytes
 
@@ -90,7 +91,9 @@ class ArraySamples:
 
     field = "data.arrays"
 
-    def __init__(self, arrays: Mapping[str, Path] | Path, expected: Sequence[str], limits: Mapping[str, int | None]) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Path] | Path, expected: Sequence[str], limits: Mapping[str, ModelLimit | None]
+    ) -> None:
         """``expected`` are the names that the model wants, if known; ``limits`` bound the numbers of some arrays."""
         if isinstance(arrays, Path):
             self._arrays = npz_arrays(arrays, self.field)
@@ -132,11 +135,11 @@ class ArraySamples:
         if limit is None or not values.size:
             return
         if name == "targets":
-            values = np.where(values == -100, 0, values)  # the target that losses skip
+            values = np.where(values == IGNORED_TARGET, 0, values)
         wrong = values.min() if values.min() < 0 else values.max()
-        if not 0 <= wrong < limit:
-            wanted = "model.options.classes" if name == "labels" else "model.options.vocabulary"
-            raise JobError(f"{self.field}.{name}", f"{wrong} is not below {wanted} ({limit}); correct it or raise that")
+        if not 0 <= wrong < limit.value:
+            message = f"{wrong} is not below {limit.setting} {limit.value} of {limit.field}; correct it or raise that"
+            raise JobError(f"{self.field}.{name}", message)
 
 
 def _for_models(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from atoll.coordinator.data.feed import Unit
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import MicrobatchIndex
+from atoll.protocol.job_model import ModelLimit
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 # Mean and deviation of the channels over ImageNet: the convention of published image models.
@@ -31,7 +32,7 @@ class ImageFolder:
     field = "data.images"
     unit = Unit.SAMPLES
 
-    def __init__(self, folder: Path, size: int, max_classes: int | None) -> None:
+    def __init__(self, folder: Path, size: int, limit: ModelLimit | None) -> None:
         self._size = size
         self._classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
         self._folder = folder
@@ -39,9 +40,9 @@ class ImageFolder:
         self._ends = list(itertools.accumulate(len(names) for names in self._names))
         if not self._ends or not self._ends[-1]:
             raise JobError(self.field, f"{str(folder)!r} has no folders with images; make one folder of images a class")
-        if max_classes is not None and len(self._classes) > max_classes:
-            needs = f"{max_classes} is less than the {len(self._classes)} folders of data.images"
-            raise JobError("model.options.classes", f"{needs}; raise it to {len(self._classes)}")
+        if limit is not None and len(self._classes) > limit.value:
+            wrong = limit.exceeded(len(self._classes), f"the {len(self._classes)} folders of data.images")
+            raise JobError(wrong.field, wrong.message)
 
     @property
     def num_samples(self) -> int:

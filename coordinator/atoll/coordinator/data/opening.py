@@ -15,7 +15,6 @@ from atoll.coordinator.data.tokenizing import Progress, load_tokenizer, tokenize
 from atoll.coordinator.data.tokens import TokenWindows, token_file
 from atoll.protocol.errors import JobError
 from atoll.protocol.job import Job
-from atoll.protocol.job_model import GptOptions, ResNetOptions
 
 
 def open_feed(job: Job, cache: Path, progress: Progress | None = None) -> Feed:
@@ -34,9 +33,7 @@ def open_feed(job: Job, cache: Path, progress: Progress | None = None) -> Feed:
 
 
 def _open_samples(job: Job, cache: Path, progress: Progress | None) -> Samples:
-    data, options = job.data, job.model.options
-    vocabulary = options.vocabulary if isinstance(options, GptOptions) else None
-    classes = options.classes if isinstance(options, ResNetOptions) else None
+    data, vocabulary, classes = job.data, job.model.limit("vocabulary"), job.model.limit("classes")
     if data.text is not None:
         return _open_text(job, cache, progress)
     if data.tokens is not None:
@@ -53,15 +50,15 @@ def _open_samples(job: Job, cache: Path, progress: Progress | None) -> Samples:
 
 
 def _open_text(job: Job, cache: Path, progress: Progress | None) -> Samples:
-    data, options = job.data, job.model.options
+    data, limit = job.data, job.model.limit("vocabulary")
     assert data.text is not None
     files = text_files(data.text)
     if data.tokenizer == "bytes":
         return TokenWindows(whole_files(files), np.dtype(np.uint8), data.sequence_length, field="data.text", vocabulary=None)
-    vocabulary = load_tokenizer(Path(data.tokenizer)).get_vocab_size()
-    if isinstance(options, GptOptions) and vocabulary > options.vocabulary:
-        needs = f"{options.vocabulary} is less than the {vocabulary} token ids of data.tokenizer"
-        raise JobError("model.options.vocabulary", f"{needs}; raise it to {vocabulary}")
+    count = load_tokenizer(Path(data.tokenizer)).get_vocab_size()
+    if limit is not None and count > limit.value:
+        wrong = limit.exceeded(count, f"the {count} token ids of data.tokenizer")
+        raise JobError(wrong.field, wrong.message)
     ids, dtype = tokenized(files, Path(data.tokenizer), cache, progress)
     return TokenWindows(ids, dtype, data.sequence_length, field="data.text", vocabulary=None)
 

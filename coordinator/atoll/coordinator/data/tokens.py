@@ -14,6 +14,7 @@ from atoll.coordinator.data.feed import Unit
 from atoll.coordinator.data.text import ByteStream, Section, whole_files
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import MicrobatchIndex
+from atoll.protocol.job_model import ModelLimit
 
 
 class TokenWindows:
@@ -24,7 +25,9 @@ class TokenWindows:
 
     unit = Unit.TOKENS
 
-    def __init__(self, ids: ByteStream, dtype: np.dtype[Any], length: int, *, field: str, vocabulary: int | None) -> None:
+    def __init__(
+        self, ids: ByteStream, dtype: np.dtype[Any], length: int, *, field: str, vocabulary: ModelLimit | None
+    ) -> None:
         self._ids = ids
         self._dtype = dtype
         self._length = length
@@ -57,10 +60,11 @@ class TokenWindows:
         return {"tokens": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
     def _check(self, ids: np.ndarray[Any, Any]) -> None:
-        if self._vocabulary is None or (ids.min() >= 0 and ids.max() < self._vocabulary):
+        limit = self._vocabulary
+        if limit is None or (ids.min() >= 0 and ids.max() < limit.value):
             return
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise JobError(self._field, f"token id {wrong} is not below model.options.vocabulary ({self._vocabulary}); raise that")
+        raise JobError(self._field, f"token id {wrong} is not below {limit.setting} {limit.value} of {limit.field}; raise that")
 
 
 def token_file(path: Path) -> tuple[ByteStream, np.dtype[Any]]:

@@ -20,9 +20,14 @@ from atoll.protocol.errors import JobError
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
 from atoll.protocol.job import load_job
 from atoll.protocol.job_data import RandomData
+from atoll.protocol.job_model import ModelLimit
 
 FIRST = MicrobatchIndex(0)
 NAMES = ("images", "labels")
+
+
+def _classes(count: int) -> ModelLimit:
+    return ModelLimit(field="model.options.classes", setting="classes", value=count)
 
 
 def _save(folder: Path, **arrays: np.ndarray[Any, Any]) -> dict[str, Path]:
@@ -50,7 +55,7 @@ def test_rows_of_arrays_become_what_models_take(tmp_path: Path) -> None:
 def test_an_npz_file_is_read_by_row(tmp_path: Path) -> None:
     images = np.random.default_rng(0).random((6, 3, 4, 4), dtype=np.float32)
     np.savez(tmp_path / "set.npz", images=images, labels=np.arange(6))
-    inputs = ArraySamples(tmp_path / "set.npz", NAMES, {"labels": 6}).inputs([5, 2], FIRST)
+    inputs = ArraySamples(tmp_path / "set.npz", NAMES, {"labels": _classes(6)}).inputs([5, 2], FIRST)
 
     assert torch.equal(inputs["images"], torch.from_numpy(images[[5, 2]]))
     assert inputs["labels"].tolist() == [5, 2]
@@ -86,10 +91,12 @@ def test_other_files_and_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
-    samples = ArraySamples(_save(tmp_path, images=np.ones((4, 2)), labels=np.array([0, 1, 2, -1])), NAMES, {"labels": 2})
+    samples = ArraySamples(
+        _save(tmp_path, images=np.ones((4, 2)), labels=np.array([0, 1, 2, -1])), NAMES, {"labels": _classes(2)}
+    )
 
     samples.inputs([0, 1], FIRST)
-    with pytest.raises(JobError, match=r"^data\.arrays\.labels: 2 is not below model\.options\.classes \(2\); correct it"):
+    with pytest.raises(JobError, match=r"^data\.arrays\.labels: 2 is not below classes 2 of model\.options\.classes; corr"):
         samples.inputs([2], FIRST)
     with pytest.raises(JobError, match=r"^data\.arrays\.labels: -1 is not below"):
         samples.inputs([3], FIRST)
@@ -100,7 +107,7 @@ def test_token_files(tmp_path: Path) -> None:
     (tmp_path / "ids.bin").write_bytes(np.arange(40, dtype="<u2").tobytes())
     for name in ("ids.npy", "ids.bin"):
         ids, dtype = token_file(tmp_path / name)
-        inputs = TokenWindows(ids, dtype, 9, field="data.tokens", vocabulary=40).inputs([3, 1], FIRST)
+        inputs = TokenWindows(ids, dtype, 9, field="data.tokens", vocabulary=None).inputs([3, 1], FIRST)
         assert inputs["tokens"].tolist() == [list(range(30, 39)), list(range(10, 19))]
         assert inputs["targets"].tolist() == [list(range(31, 40)), list(range(11, 20))]
     np.save(tmp_path / "square.npy", np.ones((2, 2)))
@@ -122,7 +129,7 @@ def test_an_image_folder(tmp_path: Path) -> None:
     _picture(tmp_path / "cats" / "a.jpg", (0, 0, 0))
     _picture(tmp_path / "dogs" / "c.png", (255, 255, 255), (3, 9))
     (tmp_path / "cats" / "notes.txt").write_text("no image")
-    samples = ImageFolder(tmp_path, 4, 2)
+    samples = ImageFolder(tmp_path, 4, _classes(2))
     inputs = samples.inputs([2, 0, 1], FIRST)
 
     assert samples.num_samples == 3
@@ -144,7 +151,7 @@ def test_image_folders_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         JobError, match=r"^model\.options\.classes: 1 is less than the 2 folders of data\.images; raise it to 2$"
     ):
-        ImageFolder(tmp_path, 4, 1)
+        ImageFolder(tmp_path, 4, _classes(1))
     with pytest.raises(JobError, match=r"^data\.images: '.*broken\.png' cannot be read as an image"):
         ImageFolder(tmp_path, 4, None).inputs([1], FIRST)
 

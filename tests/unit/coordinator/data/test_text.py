@@ -15,6 +15,7 @@ from atoll.coordinator.data.tokens import TokenWindows
 from atoll.protocol.errors import JobError, ResourceError
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
 from atoll.protocol.job import Job, load_job
+from atoll.protocol.job_model import ModelLimit
 
 JOB = """
 model: {builtin: gpt, options: {layers: 1, width: 8, heads: 2, context: 16}}
@@ -145,9 +146,10 @@ def test_ten_gigabytes_of_text_take_no_memory(tmp_path: Path) -> None:
 
 def test_ids_out_of_range_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ids.bin").write_bytes(np.arange(90, dtype="<u2").tobytes())
-    windows = TokenWindows(whole_files([tmp_path / "ids.bin"]), np.dtype("<u2"), 8, field="data.tokens", vocabulary=50)
+    limit = ModelLimit(field="model.options.vocabulary", setting="vocabulary", value=50)
+    windows = TokenWindows(whole_files([tmp_path / "ids.bin"]), np.dtype("<u2"), 8, field="data.tokens", vocabulary=limit)
 
     windows.inputs([0], MicrobatchIndex(0))
     with pytest.raises(JobError) as caught:
         windows.inputs([0, 9], MicrobatchIndex(0))
-    assert str(caught.value) == "data.tokens: token id 89 is not below model.options.vocabulary (50); raise that"
+    assert str(caught.value) == "data.tokens: token id 89 is not below vocabulary 50 of model.options.vocabulary; raise that"
