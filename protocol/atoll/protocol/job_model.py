@@ -139,12 +139,7 @@ class ModelSection(Section):
     def limit(self, kind: Literal["context", "vocabulary", "classes"]) -> ModelLimit | None:
         """How much of ``kind`` the model takes, as far as the job says it."""
         if self.huggingface is not None:
-            keys = {
-                "context": ("n_positions", "max_position_embeddings"),
-                "vocabulary": ("vocab_size",),
-                "classes": ("num_labels",),
-            }
-            for key in keys[kind]:
+            for key in _CONFIG_KEYS[kind]:
                 value = self.huggingface.number(key)
                 if value is not None:
                     return ModelLimit(field="model.huggingface.config", setting=key, value=value)
