@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 
@@ -68,7 +69,7 @@ class PlanEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvent(Event):
-    """A committed step; ``samples`` is a hash of its sample ids."""
+    """A committed step; ``samples`` is a hash of its sample ids, ``metrics`` what the model returns beside its loss."""
 
     kind: ClassVar[str] = "step"
     step: int
@@ -80,6 +81,7 @@ class StepEvent(Event):
     grad_norm: float
     generation: int
     samples: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ class EvaluationEvent(Event):
     kind: ClassVar[str] = "evaluation"
     step: int
     loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,31 @@ class LinkEvent(Event):
     bytes: int
     seconds_busy: float
     relative_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionEvent(Event):
+    """A prediction of the plan beside what was measured; ``what`` is step_seconds or memory_bytes, ``peer`` whose it is."""
+
+    kind: ClassVar[str] = "prediction"
+    what: str
+    peer: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedEvent(Event):
+    """The run cannot go on for now, and what it lacks."""
+
+    kind: ClassVar[str] = "paused"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedEvent(Event):
+    kind: ClassVar[str] = "resumed"
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

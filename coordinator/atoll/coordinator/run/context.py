@@ -1,0 +1,85 @@
+"""What the parts of the state machine share: the run's state, its deadline, and the instructions of the event at hand."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from atoll.coordinator.events import Event, FailedEvent
+from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.run.instructions import Announce, EndRun, Instruction
+from atoll.coordinator.run.roster import Roster
+from atoll.coordinator.run.states import TRANSITIONS, Phase, RunSettings, RunState
+from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
+
+
+class RunContext:
+    """Changed by the machine and its parts alone; ``pending`` are the peers whose answer ends the present wait."""
+
+    def __init__(self, settings: RunSettings, now: float) -> None:
+        self.settings = settings
+        self.now = now
+        self.state = RunState.WAITING
+        self.phase = Phase.IDLE
+        self.reason = ""
+        self.entered = now
+        self.deadline = now + settings.deadlines.waiting_seconds
+        self.generation = Generation(0)
+        self.committed = StepNumber(0)
+        self.plan: Plan | None = None
+        self.roster = Roster()
+        self.pending: set[PeerId] = set()
+        self._out: list[Instruction] = []
+        self._story: deque[str] = deque(maxlen=32)
+
+    def enter(self, state: RunState, limit_seconds: float, reason: str = "") -> None:
+        """Change the state; ``limit_seconds`` is how long it may last if nothing happens."""
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(self.tell(f"{self.state} cannot become {state}"))
+        self.state, self.reason = state, reason
+        self.entered = self.now
+        self.leave_phase()
+        self.wait_at_most(limit_seconds)
+
+    def enter_phase(self, phase: Phase, limit_seconds: float, pending: tuple[PeerId, ...] = ()) -> None:
+        self.phase, self.pending = phase, set(pending)
+        self.wait_at_most(limit_seconds)
+
+    def leave_phase(self) -> None:
+        self.phase, self.pending = Phase.IDLE, set()
+
+    def wait_at_most(self, seconds: float) -> None:
+        self.deadline = self.now + seconds
+
+    def grow_generation(self) -> None:
+        self.generation = Generation(self.generation + 1)
+
+    def emit(self, *instructions: Instruction) -> None:
+        self._out.extend(instructions)
+
+    def announce(self, *events: Event) -> None:
+        self._out.extend(Announce(event=event) for event in events)
+
+    def take_instructions(self) -> tuple[Instruction, ...]:
+        out, self._out = tuple(self._out), []
+        return out
+
+    def fail(self, reason: str) -> None:
+        """End the run; ``reason`` is its last line."""
+        self.enter(RunState.FAILED, float("inf"), reason)
+        self.announce(FailedEvent(reason=reason))
+        self.emit(EndRun(finished=False, reason=reason))
+
+    def stage_of(self, peer: PeerId | None) -> StageIndex | None:
+        return self.plan.stage_of(peer) if self.plan is not None and peer is not None else None
+
+    def described(self, peer: PeerId) -> str:
+        """A peer as sentences name it: with its stage, where it holds one."""
+        stage = self.stage_of(peer)
+        return f"{peer} (stage {stage})" if stage is not None else str(peer)
+
+    def note(self, what: str) -> None:
+        """Remember ``what`` for the story that a broken assertion tells."""
+        self._story.append(f"{what} in {self.state}/{self.phase}")
+
+    def tell(self, what: str) -> str:
+        return f"{what}; the story: {' > '.join(self._story)}"

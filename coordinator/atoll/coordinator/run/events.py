@@ -1,0 +1,203 @@
+"""What happens to a run, as the state machine is told: values without behaviour.
+
+The shell (``server``) turns messages of peers, the operator's wishes and finished work of its own into these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from atoll.coordinator.events import StageSummary
+from atoll.coordinator.planning.placement import PeerOffer
+from atoll.coordinator.planning.plan import Plan
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
+
+
+class FaultKind(StrEnum):
+    """What a peer says went wrong."""
+
+    NOT_FINITE = "not finite"
+    LINK = "link"
+    CORRUPT = "corrupt"
+    REFUSED_GRAPH = "refused graph"
+    MEMORY = "memory"
+    INTERNAL = "internal"
+
+
+class StorePurpose(StrEnum):
+    """Why the peers are asked for their weights."""
+
+    FINISH = "finish"
+    STOP = "stop"
+    EXPORT = "export"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerJoined:
+    offer: PeerOffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerGone:
+    """``left``: it said so; otherwise it was lost."""
+
+    peer: PeerId
+    reason: str
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerProgressed:
+    """What a peer does at the moment, and the peer it waits for, in its own words."""
+
+    peer: PeerId
+    phase: str
+    waiting_for: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphReady:
+    """The model is traced. ``trainable`` are its trained parameters in the graph's order."""
+
+    trainable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade:
+    generation: Generation
+    plan: Plan
+    summaries: tuple[StageSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRefused:
+    """No plan for ``peers`` satisfies the limits; ``reason`` says by how much."""
+
+    generation: Generation
+    peers: tuple[PeerId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPrepared:
+    """The feed has made the batch of a step. ``sample_ids`` has one entry a microbatch, as ``weights`` has."""
+
+    step: StepNumber
+    evaluation: bool
+    weights: tuple[float, ...]
+    num_tokens: int
+    samples: str
+    sample_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReady:
+    peer: PeerId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchLoss:
+    microbatch: MicrobatchIndex
+    loss: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReported:
+    """A stage has done all microbatches of a step; ``squared_norms`` of the parameters whose gradients it answers for."""
+
+    peer: PeerId
+    generation: Generation
+    step: StepNumber
+    evaluation: bool
+    losses: tuple[MicrobatchLoss, ...]
+    squared_norms: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultReported:
+    peer: PeerId
+    generation: Generation
+    step: StepNumber
+    fault: FaultKind
+    reason: str
+    accused: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerVoided:
+    """The peer has dropped the void step and works under ``generation`` now."""
+
+    peer: PeerId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateArrived:
+    """A tensor of the peer's state has arrived: it is not stuck."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStored:
+    """All of the peer's state has arrived."""
+
+    peer: PeerId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsWritten:
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAsked:
+    """The operator wants the weights of the last committed step in a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """``keep_weights``: end after the step that runs, with its weights written; otherwise end now."""
+
+    reason: str
+    keep_weights: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFailed:
+    """Something of the coordinator's own failed: a full disk, data that cannot be read, a model that cannot be traced."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+RunEvent: TypeAlias = (
+    PeerJoined
+    | PeerGone
+    | PeerProgressed
+    | GraphReady
+    | PlanMade
+    | PlanRefused
+    | BatchPrepared
+    | PeerReady
+    | StageReported
+    | FaultReported
+    | PeerVoided
+    | StateArrived
+    | PeerStored
+    | WeightsWritten
+    | ExportAsked
+    | StopAsked
+    | WorkFailed
+    | Tick
+)

@@ -1,0 +1,131 @@
+"""What the state machine wants done, in order. The shell does each before it looks at the next: a commit is in the journal
+before any peer hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from atoll.coordinator.events import Event
+from atoll.coordinator.planning.placement import PeerOffer
+from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.run.events import StorePurpose
+from atoll.protocol.ids import Generation, PeerId, StepNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePlan:
+    """Place the stages on these peers; answered by PlanMade or PlanRefused. May be done in the background."""
+
+    generation: Generation
+    peers: tuple[PeerOffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Write the plan to the journal and send each of its peers its stage."""
+
+    generation: Generation
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendBatches:
+    """Make the microbatches of a step and send them; answered by BatchPrepared. In the background, one after the other."""
+
+    generation: Generation
+    step: StepNumber
+    evaluation: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartStep:
+    generation: Generation
+    step: StepNumber
+    evaluation: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCommit:
+    """Write to the journal that the step is committed, with what makes it reproducible."""
+
+    generation: Generation
+    step: StepNumber
+    loss: float
+    grad_norm: float
+    clip_factor: float
+    learning_rate: float
+    seconds: float
+    num_tokens: int
+    samples: str
+    sample_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCommit:
+    generation: Generation
+    step: StepNumber
+    clip_factor: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendVoid:
+    generation: Generation
+    step: StepNumber
+    next_generation: Generation
+    reason: str
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskStore:
+    """Open the file of weights and ask each stage's peer for its state."""
+
+    generation: Generation
+    step: StepNumber
+    purpose: StorePurpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseWeights:
+    """All state is here: complete the file; answered by WeightsWritten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpelPeer:
+    """End the session of a peer that is counted as lost, so that it must join anew."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Tell the outside."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    """Tell every peer that the run is over. Nothing follows."""
+
+    finished: bool
+    reason: str
+
+
+Instruction: TypeAlias = (
+    MakePlan
+    | Assign
+    | SendBatches
+    | StartStep
+    | WriteCommit
+    | SendCommit
+    | SendVoid
+    | AskStore
+    | CloseWeights
+    | ExpelPeer
+    | Announce
+    | EndRun
+)

@@ -1,0 +1,336 @@
+"""The run as a state machine: what happened and the time go in, instructions come out. No sockets, no clock, no threads.
+
+    waiting -> planning -> loading -> training -> finishing -> finished
+       ^          |           |          |            |
+       +----------+-----------+----------+            |     a loss before the first commit leads back to waiting;
+                                         +------------+-> failed   after it, for now, it ends the run
+
+The cycle of steps while training is ``cycle``'s. Each state has a deadline (``deadlines``), and ``waiting`` says whom a run
+waits for."""
+
+from __future__ import annotations
+
+from atoll.coordinator.events import FinishedEvent, PausedEvent, PlanEvent, ResumedEvent
+from atoll.coordinator.run.context import RunContext
+from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
+from atoll.coordinator.run.events import (
+    BatchPrepared,
+    ExportAsked,
+    FaultKind,
+    FaultReported,
+    GraphReady,
+    PeerGone,
+    PeerJoined,
+    PeerProgressed,
+    PeerReady,
+    PeerStored,
+    PeerVoided,
+    PlanMade,
+    PlanRefused,
+    RunEvent,
+    StageReported,
+    StateArrived,
+    StopAsked,
+    StorePurpose,
+    Tick,
+    WeightsWritten,
+    WorkFailed,
+)
+from atoll.coordinator.run.instructions import AskStore, Assign, CloseWeights, EndRun, ExpelPeer, Instruction, MakePlan
+from atoll.coordinator.run.roster import PeerState
+from atoll.coordinator.run.states import Phase, RunSettings, RunState
+from atoll.coordinator.run.waiting import Waiting, waiting
+from atoll.protocol.ids import PeerId, StepNumber
+
+# Faults that running the step again may cure; the others come again.
+TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL})
+
+
+class RunMachine:
+    """The state of one run. Everything is changed by :meth:`handle` alone; ``context`` and ``cycle`` are for reading."""
+
+    def __init__(self, settings: RunSettings, now: float) -> None:
+        self.context = RunContext(settings, now)
+        self.cycle = StepCycle(self.context, self._proceed)
+        self._deadlines = settings.deadlines
+        self._last_join = now
+        self._refused: frozenset[PeerId] | None = None
+        self._loading_failures = 0
+        self._training_since: float | None = None
+        self._export_asked = False
+        self._stop_asked: str | None = None
+        self.purpose: StorePurpose | None = None
+
+    def handle(self, event: RunEvent, now: float) -> tuple[Instruction, ...]:
+        """Take in what happened at ``now`` (a monotonic clock); returns what to do, in order."""
+        context = self.context
+        context.now = now
+        if context.state.final:
+            return ()
+        if not isinstance(event, Tick | StateArrived | PeerProgressed):
+            context.note(type(event).__name__)
+        self._dispatch(event)
+        if context.state is RunState.WAITING:
+            self._consider_planning()
+        if now >= context.deadline:
+            self._deadline_passed()
+        return context.take_instructions()
+
+    def waiting(self) -> Waiting:
+        """What the run waits for, and for whom."""
+        return waiting(self.context, self.cycle)
+
+    def _dispatch(self, event: RunEvent) -> None:
+        match event:
+            case PeerJoined():
+                self._peer_joined(event)
+            case PeerGone():
+                self._peer_gone(event.peer, event.reason, left=event.left)
+            case PeerProgressed():
+                self.context.roster.progressed(event.peer, event.phase, event.waiting_for)
+            case GraphReady():
+                self.cycle.trainable = event.trainable
+            case PlanMade():
+                self._plan_made(event)
+            case PlanRefused():
+                self._plan_refused(event)
+            case BatchPrepared():
+                self.cycle.batch_prepared(event)
+            case PeerReady():
+                self._peer_ready(event)
+            case StageReported():
+                self.cycle.reported(event)
+            case FaultReported():
+                self._fault(event)
+            case PeerVoided():
+                self.cycle.voided(event)
+            case StateArrived():
+                self._state_arrived(event.peer)
+            case PeerStored():
+                self._peer_stored(event)
+            case WeightsWritten():
+                self._weights_written(event)
+            case ExportAsked():
+                self._export_asked = True
+            case StopAsked():
+                self._stop(event)
+            case WorkFailed():
+                self.context.fail(event.reason)
+            case Tick():
+                pass
+
+    # Who is here
+
+    def _peer_joined(self, event: PeerJoined) -> None:
+        context = self.context
+        early = context.state in (RunState.WAITING, RunState.PLANNING)
+        context.announce(*context.roster.join(event.offer, PeerState.JOINED if early else PeerState.SPARE))
+        self._last_join = context.now
+        if context.state is RunState.WAITING and self._refused is None:
+            context.wait_at_most(self._deadlines.waiting_seconds)
+
+    def _peer_gone(self, peer: PeerId, reason: str, *, left: bool) -> None:
+        context = self.context
+        if not context.roster.is_present(peer):
+            return
+        who = context.described(peer)
+        context.announce(*context.roster.remove(peer, reason, left=left))
+        how = f"{who} left ({reason})" if left else f"{who} was lost ({reason})"
+        if context.state is RunState.PLANNING:
+            self._fall_back(how)
+        elif context.plan is None or peer not in context.plan.peers:
+            return
+        elif context.committed == 0 and context.state in (RunState.LOADING, RunState.TRAINING):
+            self._fall_back(how)
+        elif peer in context.pending or self.purpose not in (StorePurpose.FINISH, StorePurpose.STOP):
+            context.fail(
+                f"{how} after step {context.committed} of {context.settings.steps}, and the weights of its stage with it; "
+                "start the run again with a new --state"
+            )
+
+    def _fall_back(self, reason: str) -> None:
+        """Back to waiting, with nothing lost: no step is committed."""
+        context = self.context
+        if context.state is RunState.TRAINING:
+            assert context.plan is not None
+            survivors = tuple(peer for peer in context.plan.peers if context.roster.is_present(peer))
+            self.cycle.send_void(survivors, reason)
+            self.cycle.open = None
+        context.plan = None
+        context.roster.release()
+        self._refused = None
+        self.purpose = None
+        context.enter(RunState.WAITING, self._deadlines.waiting_seconds, reason)
+
+    def _expel(self, peer: PeerId, reason: str) -> None:
+        self.context.emit(ExpelPeer(peer=peer, reason=reason))
+        self._peer_gone(peer, reason, left=False)
+
+    # Planning and loading
+
+    def _consider_planning(self) -> None:
+        context = self.context
+        offers = context.roster.offers()
+        settled = context.now - self._last_join >= self._deadlines.settle_seconds
+        if self.cycle.trainable is None or len(offers) < context.settings.min_peers or not offers or not settled:
+            return
+        if self._refused == frozenset(offer.name for offer in offers):
+            return
+        context.enter(RunState.PLANNING, self._deadlines.planning_seconds)
+        context.grow_generation()
+        context.emit(MakePlan(generation=context.generation, peers=offers))
+
+    def _plan_refused(self, event: PlanRefused) -> None:
+        context = self.context
+        if context.state is not RunState.PLANNING or event.generation != context.generation:
+            return
+        if self._refused is None:
+            context.announce(PausedEvent(reason=event.reason))
+        self._refused = frozenset(event.peers)
+        context.enter(RunState.WAITING, self._deadlines.memory_seconds, event.reason)
+
+    def _plan_made(self, event: PlanMade) -> None:
+        context = self.context
+        if context.state is not RunState.PLANNING or event.generation != context.generation:
+            return
+        if self._refused is not None:
+            self._refused = None
+            context.announce(ResumedEvent(reason="the model fits the peers that are here now"))
+        context.plan = event.plan
+        context.enter(RunState.LOADING, self._deadlines.loading_seconds)
+        context.pending = set(event.plan.peers)
+        self.cycle.new_generation()
+        context.emit(Assign(generation=event.generation, plan=event.plan))
+        context.announce(
+            PlanEvent(generation=event.generation, stages=event.summaries, predicted_step_seconds=event.plan.step_seconds),
+            *context.roster.assign(event.plan),
+        )
+
+    def _peer_ready(self, event: PeerReady) -> None:
+        context = self.context
+        mine = event.generation == context.generation and event.peer in context.pending
+        if context.state is not RunState.LOADING or not mine:
+            return
+        context.pending.discard(event.peer)
+        context.announce(*context.roster.change(event.peer, PeerState.READY))
+        if not context.pending:
+            self._loading_failures = 0
+            self._training_since = context.now
+            context.enter(RunState.TRAINING, self._deadlines.step_seconds)
+            self._proceed()
+
+    # Training
+
+    def _proceed(self) -> None:
+        """Between two steps: what comes next."""
+        context = self.context
+        if self._stop_asked is not None:
+            context.enter(RunState.FINISHING, self._deadlines.stored_seconds, self._stop_asked)
+            self._store(StorePurpose.STOP)
+        elif context.committed == context.settings.steps:
+            context.enter(RunState.FINISHING, self._deadlines.stored_seconds)
+            self._store(StorePurpose.FINISH)
+        elif self._export_asked:
+            self._export_asked = False
+            self._store(StorePurpose.EXPORT)
+        else:
+            self.cycle.begin(StepNumber(context.committed + 1))
+
+    def _fault(self, event: FaultReported) -> None:
+        context = self.context
+        if context.plan is None or event.generation != context.generation or event.peer not in context.plan.peers:
+            return
+        blamed = event.accused or event.peer
+        if event.fault not in TRANSIENT:
+            context.fail(f"{context.described(blamed)} cannot run its stage: {event.reason}")
+        elif context.state is RunState.LOADING:
+            self._loading_failed(f"{context.described(blamed)} could not be loaded: {event.reason}")
+        elif context.phase is Phase.STORING:
+            # Nothing is due on the links now; a peer that is really gone is noticed by its session.
+            if event.fault is not FaultKind.LINK:
+                context.fail(f"{context.described(blamed)} failed while it sent its weights: {event.reason}")
+        else:
+            self.cycle.void(event.reason, blamed, CURE_NOT_FINITE if event.fault is FaultKind.NOT_FINITE else "")
+
+    def _loading_failed(self, reason: str) -> None:
+        self._loading_failures += 1
+        if self._loading_failures >= self.context.settings.max_voids:
+            self.context.fail(f"{reason} (tried {self._loading_failures} times)")
+        else:
+            # If the cause is a peer that just died, its session tells before the peers have settled again.
+            self._last_join = self.context.now
+            self._fall_back(reason)
+
+    # The end
+
+    def _store(self, purpose: StorePurpose) -> None:
+        context = self.context
+        assert context.plan is not None
+        self.purpose = purpose
+        context.emit(AskStore(generation=context.generation, step=context.committed, purpose=purpose))
+        context.enter_phase(Phase.STORING, self._deadlines.stored_seconds, context.plan.peers)
+
+    def _state_arrived(self, peer: PeerId) -> None:
+        if self.context.phase is Phase.STORING and peer in self.context.pending:
+            self.context.wait_at_most(self._deadlines.stored_seconds)
+
+    def _peer_stored(self, event: PeerStored) -> None:
+        context = self.context
+        mine = event.generation == context.generation and event.peer in context.pending
+        if context.phase is not Phase.STORING or not mine:
+            return
+        context.pending.discard(event.peer)
+        context.wait_at_most(self._deadlines.stored_seconds)
+        if not context.pending:
+            context.emit(CloseWeights())
+
+    def _weights_written(self, event: WeightsWritten) -> None:
+        context = self.context
+        if context.phase is not Phase.STORING or context.pending:
+            return
+        purpose, self.purpose = self.purpose, None
+        context.leave_phase()
+        if purpose is StorePurpose.EXPORT:
+            self._proceed()
+        elif purpose is StorePurpose.STOP:
+            done = f"after step {context.committed} of {context.settings.steps}"
+            context.fail(f"{context.reason}, {done}; the weights are in {event.path}")
+        else:
+            self._finish(event.path)
+
+    def _finish(self, weights: str) -> None:
+        context = self.context
+        assert self._training_since is not None
+        seconds = context.now - self._training_since
+        context.enter(RunState.FINISHED, float("inf"))
+        context.announce(
+            FinishedEvent(
+                steps=context.committed,
+                loss=self.cycle.loss if self.cycle.loss is not None else float("nan"),
+                seconds=seconds,
+                tokens_per_second=self.cycle.num_tokens / seconds if seconds > 0 else 0.0,
+                weights=weights,
+            )
+        )
+        context.emit(EndRun(finished=True, reason=f"finished after {context.committed} steps"))
+
+    def _stop(self, event: StopAsked) -> None:
+        busy = self.context.state in (RunState.TRAINING, RunState.FINISHING) and self.context.committed > 0
+        if event.keep_weights and busy:
+            self._stop_asked = event.reason
+        else:
+            self.context.fail(event.reason)
+
+    def _deadline_passed(self) -> None:
+        context = self.context
+        if context.state is RunState.LOADING or context.phase is Phase.VOIDING:
+            what = "load its stage" if context.state is RunState.LOADING else "drop the void step"
+            for peer in sorted(context.pending):
+                if not context.state.final:
+                    self._expel(peer, f"it did not {what} in time")
+        elif context.phase.open:
+            self.cycle.deadline_passed(next(iter(self.waiting().peers), None))
+        elif self._refused is not None and context.state is RunState.WAITING:
+            context.fail(context.reason)
+        else:
+            context.fail(f"gave up after {context.now - context.entered:.0f} s: the run {self.waiting()}")

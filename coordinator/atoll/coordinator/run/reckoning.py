@@ -1,0 +1,94 @@
+"""From the stages' reports of a step to its loss, its gradient norm and its clipping factor. Pure.
+
+Sums run in an order that no placement changes: losses by microbatch, squared norms by the graph's list of parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.coordinator.run.events import MicrobatchLoss, StageReported
+from atoll.coordinator.run.schedule import clip_factor
+from atoll.protocol.ids import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What a complete step came to; ``metrics`` are means, weighted as the loss is."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    grad_norm: float
+    clip_factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Why the reports make no step, and whose report it was (None: no single one's)."""
+
+    peer: PeerId | None
+    reason: str
+
+
+def reckon(
+    reports: Sequence[StageReported], weights: Sequence[float], trainable: Sequence[str], largest_norm: float | None
+) -> StepOutcome | Blame:
+    """The outcome of a step whose every stage has reported; ``weights`` are those of its microbatches."""
+    losses: list[MicrobatchLoss] = []
+    norms: dict[str, float] = {}
+    for report in reports:
+        losses += report.losses
+        for name, value in report.squared_norms:
+            if name in norms:
+                return Blame(peer=report.peer, reason=f"it reported the gradient norm of {name}, as another stage did")
+            if not (math.isfinite(value) and value >= 0.0):
+                return Blame(peer=report.peer, reason=f"the gradient of {name} is not finite")
+            norms[name] = value
+    unknown = norms.keys() - set(trainable)
+    if unknown:
+        culprit = next(report.peer for report in reports for name, _ in report.squared_norms if name in unknown)
+        return Blame(peer=culprit, reason=f"it reported the gradient norm of {min(unknown)}, which is not trained")
+    losses.sort(key=lambda entry: entry.microbatch)
+    wrong = _wrong_losses(reports, losses, len(weights))
+    if wrong is not None:
+        return wrong
+    total = 0.0
+    for name in trainable:
+        total += norms.get(name, 0.0)
+    norm = math.sqrt(total)
+    if not math.isfinite(norm):
+        return Blame(peer=None, reason="the norm of the whole gradient is not finite")
+    return StepOutcome(
+        loss=_mean([entry.loss for entry in losses], weights),
+        metrics=_means(losses, weights),
+        grad_norm=norm,
+        clip_factor=clip_factor(norm, largest_norm),
+    )
+
+
+def _wrong_losses(reports: Sequence[StageReported], losses: Sequence[MicrobatchLoss], num_microbatches: int) -> Blame | None:
+    source = next((report.peer for report in reports if report.losses), None)
+    if [entry.microbatch for entry in losses] != list(range(num_microbatches)):
+        return Blame(
+            peer=source, reason=f"it reported {len(losses)} losses, not one for each of {num_microbatches} microbatches"
+        )
+    for entry in losses:
+        if not math.isfinite(entry.loss):
+            return Blame(peer=source, reason=f"the loss of microbatch {entry.microbatch} is not finite")
+    return None
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    # Plain additions, not sum(): newer Pythons compensate there, and a run must not depend on Python's version.
+    total = whole = 0.0
+    for value, weight in zip(values, weights, strict=True):
+        total += weight * value
+        whole += weight
+    return total / whole
+
+
+def _means(losses: Sequence[MicrobatchLoss], weights: Sequence[float]) -> dict[str, float]:
+    names = set(losses[0].metrics).intersection(*(entry.metrics for entry in losses))
+    return {name: _mean([entry.metrics[name] for entry in losses], weights) for name in sorted(names)}

@@ -1,0 +1,127 @@
+"""Who takes part in the run and as what, as the state machine sees it. Pure; sessions and leases are ``membership``'s."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.coordinator.events import PeerEvent
+from atoll.coordinator.planning.placement import PeerOffer
+from atoll.coordinator.planning.plan import Plan
+from atoll.protocol.ids import PeerId
+
+REMEMBERED_GONE = 32
+
+
+class PeerState(StrEnum):
+    """A peer's part in the run; the words are those of the ``peer`` event."""
+
+    JOINED = "joined"
+    LOADING = "loading"
+    READY = "ready"
+    SPARE = "spare"
+    LEFT = "left"
+    LOST = "lost"
+
+    @property
+    def present(self) -> bool:
+        return self not in (PeerState.LEFT, PeerState.LOST)
+
+
+@dataclass(slots=True)
+class RosterEntry:
+    """One peer; ``reason`` says why it is in that state, where there is something to say. ``phase`` and ``waiting_for`` are
+    what it last said about itself."""
+
+    offer: PeerOffer
+    state: PeerState = PeerState.JOINED
+    reason: str = ""
+    phase: str = ""
+    waiting_for: PeerId | None = None
+
+
+class Roster:
+    """The peers by name. Changes return the events to announce."""
+
+    def __init__(self) -> None:
+        self._entries: dict[PeerId, RosterEntry] = {}
+
+    def __getitem__(self, peer: PeerId) -> RosterEntry:
+        return self._entries[peer]
+
+    def __iter__(self) -> Iterator[tuple[PeerId, RosterEntry]]:
+        return iter(self._entries.items())
+
+    def is_present(self, peer: PeerId) -> bool:
+        entry = self._entries.get(peer)
+        return entry is not None and entry.state.present
+
+    def offers(self) -> tuple[PeerOffer, ...]:
+        """What the peers that are here offer, in the order of their names, so that it does not matter who was quicker to
+        join."""
+        present = [entry.offer for entry in self._entries.values() if entry.state.present]
+        return tuple(sorted(present, key=lambda offer: natural_order(offer.name)))
+
+    def join(self, offer: PeerOffer, state: PeerState) -> list[PeerEvent]:
+        """A peer has joined; one of that name that was here before is gone."""
+        assert not self.is_present(offer.name), f"{offer.name} joined twice"
+        self._entries.pop(offer.name, None)
+        self._entries[offer.name] = RosterEntry(offer=offer)
+        events = [PeerEvent(name=offer.name, state=PeerState.JOINED)]
+        if state is not PeerState.JOINED:
+            events += self.change(offer.name, state, "the run goes on with the peers it has")
+        return events
+
+    def change(self, peer: PeerId, state: PeerState, reason: str = "") -> list[PeerEvent]:
+        entry = self._entries[peer]
+        entry.state, entry.reason = state, reason
+        return [PeerEvent(name=peer, state=state, reason=reason)]
+
+    def remove(self, peer: PeerId, reason: str, *, left: bool) -> list[PeerEvent]:
+        """The peer is gone; it is remembered for a while, so that status can tell."""
+        events = self.change(peer, PeerState.LEFT if left else PeerState.LOST, reason)
+        gone = [name for name, entry in self._entries.items() if not entry.state.present]
+        for name in gone[:-REMEMBERED_GONE]:
+            del self._entries[name]
+        return events
+
+    def progressed(self, peer: PeerId, phase: str, waiting_for: PeerId | None) -> None:
+        if self.is_present(peer):
+            self._entries[peer].phase, self._entries[peer].waiting_for = phase, waiting_for
+
+    def phase(self, peer: PeerId) -> str:
+        """What the peer last said it does; empty when it said nothing."""
+        return self._entries[peer].phase if peer in self._entries else ""
+
+    def waiting_for(self, peer: PeerId) -> PeerId | None:
+        return self._entries[peer].waiting_for if peer in self._entries else None
+
+    def assign(self, plan: Plan) -> list[PeerEvent]:
+        """The plan's peers load, the others are spares."""
+        events = []
+        for name, entry in self._entries.items():
+            if entry.state.present:
+                state = PeerState.LOADING if name in plan.peers else PeerState.SPARE
+                events += self.change(name, state)
+        return events
+
+    def release(self) -> None:
+        """No plan holds any more: whoever is here may be planned with."""
+        for entry in self._entries.values():
+            if entry.state.present:
+                entry.state, entry.reason = PeerState.JOINED, ""
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sorts ``peer-2`` before ``peer-10``."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Names for a sentence: ``a, b and 3 more``."""
+    found = list(names)
+    if len(found) > most:
+        return f"{', '.join(found[:most])} and {len(found) - most} more"
+    return " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))

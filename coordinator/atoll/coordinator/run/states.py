@@ -1,0 +1,69 @@
+"""The states of a run, which may follow which, and what a run is set to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atoll.coordinator.run.deadlines import Deadlines
+from atoll.coordinator.run.schedule import LearningRateSchedule
+
+
+class RunState(StrEnum):
+    WAITING = "waiting"
+    PLANNING = "planning"
+    LOADING = "loading"
+    TRAINING = "training"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def final(self) -> bool:
+        return self in (RunState.FINISHED, RunState.FAILED)
+
+
+class Phase(StrEnum):
+    """What a training or finishing run is doing; IDLE in every other state."""
+
+    IDLE = "idle"
+    STEP = "step"
+    EVALUATION = "evaluation"
+    VOIDING = "voiding"
+    STORING = "storing"
+
+    @property
+    def open(self) -> bool:
+        """Whether stages are computing."""
+        return self in (Phase.STEP, Phase.EVALUATION)
+
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    RunState.WAITING: frozenset({RunState.PLANNING, RunState.FAILED}),
+    RunState.PLANNING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FAILED}),
+    RunState.LOADING: frozenset({RunState.WAITING, RunState.TRAINING, RunState.FAILED}),
+    RunState.TRAINING: frozenset({RunState.WAITING, RunState.FINISHING, RunState.FAILED}),
+    RunState.FINISHING: frozenset({RunState.FINISHED, RunState.FAILED}),
+    RunState.FINISHED: frozenset(),
+    RunState.FAILED: frozenset(),
+}
+
+PHASES: dict[RunState, frozenset[Phase]] = {
+    RunState.TRAINING: frozenset({Phase.STEP, Phase.EVALUATION, Phase.VOIDING, Phase.STORING}),
+    RunState.FINISHING: frozenset({Phase.STORING}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most.
+    A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run."""
+
+    steps: int
+    schedule: LearningRateSchedule
+    min_peers: int = 1
+    largest_norm: float | None = None
+    evaluate_every: int | None = None
+    evaluation_steps: int = 1
+    max_voids: int = 3
+    deadlines: Deadlines = field(default_factory=Deadlines)

@@ -1,0 +1,191 @@
+"""A coordinator's shell and its peers without sockets: does what a machine wants and keeps what the peers would answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from atoll.coordinator.events import Event, StageSummary
+from atoll.coordinator.planning.placement import PeerOffer
+from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.coordinator.run.events import (
+    BatchPrepared,
+    GraphReady,
+    MicrobatchLoss,
+    PeerJoined,
+    PeerReady,
+    PeerStored,
+    PeerVoided,
+    PlanMade,
+    PlanRefused,
+    RunEvent,
+    StageReported,
+    Tick,
+    WeightsWritten,
+)
+from atoll.coordinator.run.instructions import (
+    Announce,
+    AskStore,
+    Assign,
+    CloseWeights,
+    EndRun,
+    Instruction,
+    MakePlan,
+    SendBatches,
+    SendVoid,
+    StartStep,
+    WriteCommit,
+)
+from atoll.coordinator.run.invariants import validate
+from atoll.coordinator.run.machine import RunMachine
+from atoll.coordinator.run.states import RunSettings
+from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex
+
+GB = 10**9
+PARAMETERS = ("embedding", "middle", "head")
+MICROBATCHES = 2
+
+
+def make_offer(name: str, memory_bytes: int = GB) -> PeerOffer:
+    return PeerOffer(name=PeerId(name), flops_per_second=1e9, memory_bytes=memory_bytes)
+
+
+def make_plan(peers: Iterable[PeerId], num_stages: int, spares: Iterable[PeerId] = ()) -> Plan:
+    """A stage for each of the first ``num_stages`` peers."""
+    stages = tuple(
+        StagePlan(
+            stage=StageIndex(index),
+            peer=peer,
+            first=NodeIndex(10 * index),
+            end=NodeIndex(10 * index + 10),
+            in_flight=1,
+            recompute=False,
+            memory_bytes=1000,
+            microbatch_seconds=0.1,
+            sent_bytes=8,
+        )
+        for index, peer in enumerate(list(peers)[:num_stages])
+    )
+    return Plan(stages=stages, spares=tuple(spares), step_seconds=0.3)
+
+
+class SimulatedSwarm:
+    """``answers`` are the honest answers to what the machine asked, not yet given; tests give them in any order."""
+
+    def __init__(self, settings: RunSettings, *, most_stages: int = 2, memory_needed: int = 0) -> None:
+        self.now = 0.0
+        self.machine = RunMachine(settings, self.now)
+        self.answers: list[RunEvent] = []
+        self.done: list[Instruction] = []
+        self.told: list[Event] = []
+        self.commits: list[WriteCommit] = []
+        self.ended: EndRun | None = None
+        self._most_stages = most_stages
+        self._memory_needed = memory_needed
+
+    def give(self, event: RunEvent) -> tuple[Instruction, ...]:
+        """Hand ``event`` to the machine, check the invariants, carry out what it wants."""
+        instructions = self.machine.handle(event, self.now)
+        validate(self.machine)
+        for instruction in instructions:
+            assert self.ended is None, "something is done after the end"
+            self._carry_out(instruction)
+        self.done += instructions
+        return instructions
+
+    def start(self, *names: str) -> None:
+        """Trace, join, settle and load: the first step is running afterwards."""
+        self.give(GraphReady(trainable=PARAMETERS))
+        for name in names:
+            self.give(PeerJoined(offer=make_offer(name)))
+        self.pass_time(self.machine.context.settings.deadlines.settle_seconds)
+        self.answer_all(lambda event: isinstance(event, PlanMade | PlanRefused))
+        self.answer_all(lambda event: isinstance(event, PeerReady))
+
+    def answer(self, index: int) -> None:
+        self.give(self.answers.pop(index))
+
+    def answer_all(self, wanted: object = None, most: int = 1000) -> None:
+        """Give answers in order, those that ``wanted`` accepts, until there is none left."""
+        for _ in range(most):
+            chosen = [index for index, event in enumerate(self.answers) if not callable(wanted) or wanted(event)]
+            if not chosen:
+                return
+            self.answer(chosen[0])
+        raise AssertionError(f"there is no end to the answers: {self.answers[:3]}")
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.give(Tick())
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone and will not answer."""
+        self.answers = [event for event in self.answers if getattr(event, "peer", None) != peer]
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        plan = self.machine.context.plan
+        match instruction:
+            case MakePlan():
+                self.answers.append(self._plan(instruction))
+            case Assign():
+                self.answers += [PeerReady(peer=peer, generation=instruction.generation) for peer in instruction.plan.peers]
+            case SendBatches():
+                self.answers.append(make_batch(instruction))
+            case StartStep():
+                assert plan is not None
+                self.answers += [make_report(instruction, peer, plan) for peer in plan.peers]
+            case SendVoid():
+                generation = instruction.next_generation
+                self.answers += [PeerVoided(peer=peer, generation=generation) for peer in instruction.peers]
+            case AskStore():
+                assert plan is not None
+                self.answers += [PeerStored(peer=peer, generation=instruction.generation) for peer in plan.peers]
+            case CloseWeights():
+                self.answers.append(WeightsWritten(path="weights.safetensors"))
+            case WriteCommit():
+                self.commits.append(instruction)
+            case Announce():
+                self.told.append(instruction.event)
+            case EndRun():
+                self.ended = instruction
+
+    def _plan(self, instruction: MakePlan) -> PlanMade | PlanRefused:
+        names = tuple(offer.name for offer in instruction.peers)
+        if sum(offer.memory_bytes for offer in instruction.peers) < self._memory_needed:
+            return PlanRefused(generation=instruction.generation, peers=names, reason="1.0 GB more memory needed")
+        plan = make_plan(names, self._most_stages, names[self._most_stages :])
+        summaries = tuple(
+            StageSummary(stage=stage.stage, peers=(stage.peer,), first="a", last="b", parameters=1, predicted_memory_bytes=1)
+            for stage in plan.stages
+        )
+        return PlanMade(generation=instruction.generation, plan=plan, summaries=summaries)
+
+
+def make_batch(instruction: SendBatches) -> BatchPrepared:
+    first = instruction.step * 10
+    return BatchPrepared(
+        step=instruction.step,
+        evaluation=instruction.evaluation,
+        weights=(1.0, 3.0),
+        num_tokens=64,
+        samples=f"hash-{instruction.step}",
+        sample_ids=((first,), (first + 1,)),
+    )
+
+
+def make_report(start: StartStep, peer: PeerId, plan: Plan) -> StageReported:
+    """What the peer reports: the last stage the losses, and each stage the norms of its share of the parameters."""
+    stage = plan.stage_of(peer)
+    last = stage == len(plan.stages) - 1
+    losses = tuple(
+        MicrobatchLoss(microbatch=MicrobatchIndex(index), loss=2.0 + index, metrics={"accuracy": 0.5})
+        for index in range(MICROBATCHES if last else 0)
+    )
+    mine = PARAMETERS[stage:] if last else PARAMETERS[stage : (stage or 0) + 1]
+    return StageReported(
+        peer=peer,
+        generation=start.generation,
+        step=start.step,
+        evaluation=start.evaluation,
+        losses=losses,
+        squared_norms=() if start.evaluation else tuple((name, 4.0) for name in mine),
+    )
