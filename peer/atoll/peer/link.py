@@ -8,6 +8,7 @@ once; then the dialling side dials anew, so a step that is run again after a pas
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -19,24 +20,19 @@ import grpc.aio
 
 from atoll.peer.link_usage import UsageTable
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
-from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.errors import LinkError
 from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES, Accept, Arrived, CorruptSender, GaveUp, MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
 from atoll.protocol.outbox import Dispatch, Outbox
+from atoll.protocol.pump import STREAM_ERRORS, Duplex, FramePump, describe
 from atoll.protocol.v1 import frames_pb2, frames_pb2_grpc
+
+_logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 1.0
 _RETRY_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-class Duplex(Protocol):
-    """What a client's call and a server's context have in common."""
-
-    async def read(self) -> object: ...
-
-    async def write(self, message: frames_pb2.Frame, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +87,10 @@ class Link:
         self._queue: list[tuple[EncodedMessage, Future[None]]] = []
         self._connected = asyncio.Event()  # or hopeless: then _fatal says why
         self._fatal: LinkError | None = None
-        self._writing = False
-        self._closed = asyncio.Event()
+        self._closed = False
         self._superseded = asyncio.Event()
-        self._heard = time.monotonic()
+        self._pump: FramePump | None = None
+        self._lost = time.monotonic()
         self._problem = "it has not dialled yet" if address is None else "it was not reached yet"
         self._tasks: set[asyncio.Task[None]] = set()
         self._patience: asyncio.TimerHandle | None = None
@@ -102,7 +98,7 @@ class Link:
     @property
     def silent_seconds(self) -> float:
         """How long nothing has been heard from the other end."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._lost if self._outbox is None or self._pump is None else self._pump.silent_seconds
 
     @property
     def num_unacknowledged(self) -> int:
@@ -115,7 +111,7 @@ class Link:
         if self._address is not None:
             task = asyncio.get_running_loop().create_task(self._dial(self._address))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._stopped_dialling)
 
     async def wait_connected(self, seconds: float) -> None:
         """Returns when a stream is up; raises LinkError when there cannot be one, or is none after ``seconds``."""
@@ -128,7 +124,7 @@ class Link:
 
     def submit(self, message: EncodedMessage, done: Future[None]) -> None:
         """Sends a message, as soon as a stream is up; ``done`` tells when the neighbour has it."""
-        if self._closed.is_set():
+        if self._closed:
             done.cancel()
         elif self._fatal is not None:
             _fail(done, self._fatal)
@@ -154,7 +150,8 @@ class Link:
 
     async def close(self) -> None:
         """Ends the stream and stops dialling."""
-        self._closed.set()
+        self._closed = True
+        self._superseded.set()
         if self._patience is not None:
             self._patience.cancel()
         for task in list(self._tasks):
@@ -166,27 +163,25 @@ class Link:
 
     async def serve(self, duplex: Duplex) -> None:
         """Runs a stream on which both ends have said hello, until it ends; then reports that, unless it was closed here."""
+        if self._closed:
+            return
         self._superseded.set()
         superseded = self._superseded = asyncio.Event()
         outbox = self._begin()
-        running = [
-            asyncio.create_task(part)
-            for part in (
-                self._read(duplex, outbox),
-                self._write(duplex, outbox),
-                self._watch(outbox),
-                _until(self._closed),
-                _until(superseded),
-            )
-        ]
+        self._pump = pump = FramePump(
+            other=self.peer,
+            duplex=duplex,
+            outbox=outbox,
+            silence_seconds=self._settings.silence_seconds,
+            on_event=lambda event: self._report(outbox, event),
+            on_written=self._account,
+        )
         error = LinkError(self.peer, "it ended the stream")
         try:
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            error = _first_error(running) or LinkError(self.peer, "closed here")
+            await pump.run(until=superseded)
+        except LinkError as broken:
+            error = broken
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
             self._end(outbox, error)
 
     def _begin(self) -> Outbox[frames_pb2.Frame]:
@@ -196,9 +191,7 @@ class Link:
             generation=self._generation,
             max_message_bytes=self._settings.max_message_bytes,
         )
-        self._writing = False
         self._outbox = outbox = Outbox(own=self._own, other=self.peer, stream=stream, wrap=lambda frame: frame)
-        self._heard = time.monotonic()
         if self._patience is not None:
             self._patience.cancel()
         for message, done in self._queue:
@@ -212,11 +205,18 @@ class Link:
         if self._outbox is not outbox:  # a newer stream has taken over
             return
         self._outbox = None
+        self._lost = time.monotonic()
         self._connected.clear()
-        if not self._closed.is_set():
+        if not self._closed:
             self._problem = str(error)
             self._await_connection()
             self._events.failed(error)
+
+    def _stopped_dialling(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # our own mistake
+            _logger.error("the link to %s stopped", self.peer, exc_info=error)
+            self._give_up(LinkError(self._own, f"internal error: {error!r}"))
 
     def _await_connection(self) -> None:
         seconds = self._settings.connect_seconds
@@ -242,54 +242,17 @@ class Link:
         where = "" if self._address is None else f" at {self._address}"
         return LinkError(self.peer, f"no connection{where} within {seconds:g} s: {self._problem}")
 
-    async def _read(self, duplex: Duplex, outbox: Outbox[frames_pb2.Frame]) -> None:
-        try:
-            while isinstance(frame := await duplex.read(), frames_pb2.Frame):
-                self._heard = time.monotonic()
-                for event in outbox.handle(frame):
-                    self._report(outbox, event)
-        except WireError as error:
-            raise LinkError(self.peer, str(error)) from error
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise LinkError(self.peer, f"the stream broke: {_describe(error)}") from error
-        raise LinkError(self.peer, "it closed the stream")
-
     def _report(self, outbox: Outbox[frames_pb2.Frame], event: Arrived | GaveUp | CorruptSender) -> None:
         if isinstance(event, Arrived):
             self._events.arrived(self.peer, event.message)
         else:
             self._events.failed(outbox.error_of(event))
 
-    async def _write(self, duplex: Duplex, outbox: Outbox[frames_pb2.Frame]) -> None:
-        try:
-            while True:
-                dispatch = await outbox.next()
-                began = time.monotonic()
-                self._writing = True
-                await duplex.write(dispatch.item)
-                self._writing = False
-                self._account(dispatch, time.monotonic() - began)
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise LinkError(self.peer, f"the stream broke: {_describe(error)}") from error
-
     def _account(self, dispatch: Dispatch[frames_pb2.Frame], seconds: float) -> None:
         if dispatch.message is not None:
             usage = self._usage.of(self.peer, dispatch.message.key.kind)
             usage.num_bytes += len(dispatch.item.chunk)
             usage.seconds_busy += seconds
-
-    async def _watch(self, outbox: Outbox[frames_pb2.Frame]) -> None:
-        limit = self._settings.silence_seconds
-        period = limit / 5
-        while True:
-            if not self._writing:
-                outbox.put(frames_pb2.Frame())
-            slept = time.monotonic()
-            await asyncio.sleep(period)
-            if time.monotonic() - slept > 2 * period:
-                self._heard = time.monotonic()  # this process stood still: what the neighbour said meanwhile is yet to be read
-            elif self.silent_seconds > limit:
-                raise LinkError(self.peer, f"nothing was heard from it for {self.silent_seconds:.1f} s")
 
     async def _dial(self, address: str) -> None:
         pause = _FIRST_PAUSE_SECONDS
@@ -303,8 +266,8 @@ class Link:
                     await self.serve(call)
                 except LinkError as error:
                     return self._give_up(error)
-                except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError) as error:
-                    self._problem = _describe(error)
+                except (*STREAM_ERRORS, TimeoutError) as error:
+                    self._problem = describe(error)
                     if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRY_CODES:
                         return self._give_up(LinkError(self.peer, f"it refuses: {self._problem}"))
                 finally:
@@ -317,31 +280,9 @@ class Link:
         await call.write(frames_pb2.Frame(hello=hello))
         answer = await asyncio.wait_for(call.read(), self._settings.connect_seconds)
         if not isinstance(answer, frames_pb2.Frame):
-            await call.code()
             raise asyncio.InvalidStateError("the stream ended before the neighbour's hello")
         if answer.hello.peer != self.peer:
             raise LinkError(self.peer, f"{self._address} is {answer.hello.peer!r}, not the peer that the plan names")
-
-
-async def _until(event: asyncio.Event) -> None:
-    await event.wait()
-
-
-def _first_error(tasks: list[asyncio.Task[None]]) -> LinkError | None:
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            error = task.exception()
-            if isinstance(error, LinkError):
-                return error
-            if error is not None:
-                raise error
-    return None
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.details() or 'no details'} ({error.code().name})"
-    return str(error) or type(error).__name__
 
 
 def _chain(source: asyncio.Future[None], target: Future[None]) -> None:

@@ -42,6 +42,7 @@ class Outbox(Generic[Item]):
         self._outcomes: dict[int, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._error: LinkError | None = None
+        self._closed = False
 
     @property
     def num_unacknowledged(self) -> int:
@@ -54,9 +55,10 @@ class Outbox(Generic[Item]):
         return self._stream.num_unacknowledged > 0 or self._stream.num_unfinished > 0
 
     def put(self, item: Item) -> None:
-        """Queues one of the owner's own items, ahead of every frame and after earlier items."""
-        self._control.append(item)
-        self._wake.set()
+        """Queues one of the owner's own items, ahead of every frame and after earlier items; ignored once closed."""
+        if not self._closed:
+            self._control.append(item)
+            self._wake.set()
 
     def submit(self, message: EncodedMessage) -> asyncio.Future[None]:
         """Queues a message. The future is done when the other end has it, or fails with the LinkError that prevented it;
@@ -110,14 +112,21 @@ class Outbox(Generic[Item]):
         for number in list(self._outcomes):
             self._settle(number, error)
 
-    async def next(self) -> Dispatch[Item]:
-        """Waits for something to write."""
+    def close(self) -> None:
+        """Nothing more will be submitted: once all has been written, :meth:`next` says so."""
+        self._closed = True
+        self._wake.set()
+
+    async def next(self) -> Dispatch[Item] | None:
+        """Waits for something to write; None when the outbox is closed and nothing is left."""
         while True:
             if self._control:
                 return Dispatch(item=self._control.popleft())
             found = self._stream.next_frame_of()
             if found is not None:
                 return Dispatch(item=self._wrap(found[0]), message=found[1])
+            if self._closed and self._stream.num_unacknowledged == 0:
+                return None
             self._wake.clear()
             await self._wake.wait()
 

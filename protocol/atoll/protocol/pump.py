@@ -1,0 +1,128 @@
+"""Runs an outbox of frames over a gRPC stream: one task reads, one writes, one watches for silence.
+
+A neighbour whose process stands still keeps its connection, so each end sends an empty frame when it has nothing else to say,
+and calls the other silent when nothing at all was heard for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.framing import Arrived, CorruptSender, GaveUp
+from atoll.protocol.ids import PeerId
+from atoll.protocol.outbox import Dispatch, Outbox
+from atoll.protocol.v1 import frames_pb2
+
+STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What grpc raises, on either side, when a stream has ended."""
+
+
+class Duplex(Protocol):
+    """What a client's call and a server's context have in common. ``read`` returns no frame at the end."""
+
+    async def read(self) -> object: ...
+
+    async def write(self, message: frames_pb2.Frame, /) -> None: ...
+
+
+class FramePump:
+    """For one stream. ``on_event`` and ``on_written(dispatch, seconds)`` are called on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        other: PeerId,
+        duplex: Duplex,
+        outbox: Outbox[frames_pb2.Frame],
+        silence_seconds: float,
+        on_event: Callable[[Arrived | GaveUp | CorruptSender], None],
+        on_written: Callable[[Dispatch[frames_pb2.Frame], float], None] = lambda _dispatch, _seconds: None,
+    ) -> None:
+        self._other = other
+        self._duplex = duplex
+        self._outbox = outbox
+        self._silence_seconds = silence_seconds
+        self._on_event = on_event
+        self._on_written = on_written
+        self._heard = time.monotonic()
+        self._writing = False
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has been heard from the other end."""
+        return time.monotonic() - self._heard
+
+    async def run(self, until: asyncio.Event | None = None) -> None:
+        """Returns when the other end closes the stream, or ``until`` is set; raises LinkError when the stream breaks."""
+        parts = [self._read(), self._write(), self._watch()]
+        if until is not None:
+            parts.append(_wait(until))
+        running = [asyncio.create_task(part) for part in parts]
+        try:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in running:
+                task.cancel()
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _read(self) -> None:
+        try:
+            while isinstance(frame := await self._duplex.read(), frames_pb2.Frame):
+                self._heard = time.monotonic()
+                for event in self._outbox.handle(frame):
+                    self._on_event(event)
+        except WireError as error:
+            raise LinkError(self._other, str(error)) from error
+        except STREAM_ERRORS as error:
+            raise self._broken(error) from error
+
+    async def _write(self) -> None:
+        try:
+            while (dispatch := await self._outbox.next()) is not None:
+                began = time.monotonic()
+                self._writing = True
+                await self._duplex.write(dispatch.item)
+                self._writing = False
+                self._on_written(dispatch, time.monotonic() - began)
+            if isinstance(self._duplex, grpc.aio.StreamStreamCall):
+                await self._duplex.done_writing()
+        except STREAM_ERRORS as error:
+            raise self._broken(error) from error
+        await asyncio.Event().wait()  # the reader decides when the stream is over
+
+    async def _watch(self) -> None:
+        period = self._silence_seconds / 5
+        while True:
+            if not self._writing:
+                self._outbox.put(frames_pb2.Frame())
+            slept = time.monotonic()
+            await asyncio.sleep(period)
+            if time.monotonic() - slept > 2 * period:
+                # This process stood still: what the other end said meanwhile is yet to be read.
+                self._heard = time.monotonic()
+            elif self.silent_seconds > self._silence_seconds:
+                raise LinkError(self._other, f"nothing was heard from it for {self.silent_seconds:.1f} s")
+
+    def _broken(self, error: BaseException) -> LinkError:
+        return LinkError(self._other, f"the stream broke: {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """What grpc's error says, for a sentence."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.details() or 'no details'} ({error.code().name})"
+    return str(error) or type(error).__name__
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
