@@ -1,0 +1,135 @@
+"""What operators do besides computing: what they write to, and which results share memory with their arguments.
+
+Read from the operators' schemas, and from a short list of what schemas do not say.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import torch
+from torch._ops import OpOverload
+
+from atoll.protocol.errors import TraceError
+from atoll.protocol.graph import Argument, BufferReference, Node, Reference, ValueReference, references_in
+
+_UNDECLARED_WRITES = {
+    "aten.batch_norm.default": (3, 4, 5),
+    "aten.instance_norm.default": (3, 4, 5),
+    "aten.native_batch_norm.default": (3, 4, 5),
+    "aten.cudnn_batch_norm.default": (3, 4, 5),
+    "aten.miopen_batch_norm.default": (3, 4, 5),
+}
+"""Running mean, running variance, and the flag that makes the operator update them."""
+
+_UNDECLARED_ALIASES = frozenset(
+    {
+        "aten::dropout",
+        "aten::alpha_dropout",
+        "aten::feature_dropout",
+        "aten::feature_alpha_dropout",
+        "aten::type_as",
+        "aten::atleast_1d",
+        "aten::atleast_2d",
+        "aten::atleast_3d",
+        "aten::broadcast_tensors",
+        "aten::meshgrid",
+        "aten::einsum",
+    }
+)
+"""May return their argument or a view of it, though their schema promises a new tensor."""
+
+
+@lru_cache(maxsize=4096)
+def overload(name: str) -> OpOverload:
+    """The operator called ``name`` (``aten.linear.default``); raises TraceError when this torch has none."""
+    namespace, _, rest = name.partition(".")
+    packet, _, variant = rest.rpartition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), variant)
+    except AttributeError as error:
+        raise TraceError(f"the operator {name} is unknown to torch {torch.__version__}") from error
+    assert isinstance(found, OpOverload)
+    return found
+
+
+def is_random(node: Node) -> bool:
+    """Whether ``node`` draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in overload(node.operator).tags
+
+
+def _by_argument(node: Node) -> Iterator[tuple[object, Argument]]:
+    """Schema arguments of ``node`` with the values given to them."""
+    schema = overload(node.operator)._schema.arguments
+    yield from zip(schema, node.arguments, strict=False)
+    named = {argument.name: argument for argument in schema}
+    for name, value in node.keywords:
+        yield named[name], value
+
+
+def written_references(node: Node) -> Iterator[Reference]:
+    """The tensors that ``node`` modifies in place (in training mode)."""
+    for argument, value in _by_argument(node):
+        alias = argument.alias_info  # type: ignore[attr-defined]
+        if alias is not None and alias.is_write:
+            yield from references_in(value)
+    if node.operator in _UNDECLARED_WRITES:
+        *statistics, flag = _UNDECLARED_WRITES[node.operator]
+        if node.arguments[flag]:
+            for position in statistics:
+                yield from references_in(node.arguments[position])
+
+
+def aliased_references(node: Node) -> Iterator[Reference]:
+    """The arguments that a result of ``node`` may share memory with."""
+    schema = overload(node.operator)._schema
+    if schema.name in _UNDECLARED_ALIASES:
+        yield from node.references()
+        return
+    if all(result.alias_info is None for result in schema.returns):
+        return
+    for argument, value in _by_argument(node):
+        if argument.alias_info is not None:  # type: ignore[attr-defined]
+            yield from references_in(value)
+
+
+class AliasClasses:
+    """Tensors of a graph grouped by the memory that they may share."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._parents: dict[Reference, Reference] = {}
+        self.members: dict[Reference, set[Reference]] = defaultdict(set)
+        self.writers: dict[Reference, list[Node]] = defaultdict(list)
+        nodes = tuple(nodes)
+        for node in nodes:
+            aliased = tuple(aliased_references(node))
+            for output in range(len(node.outputs)):
+                for reference in aliased:
+                    self._join(reference, ValueReference(node.index, output))
+        for node in nodes:
+            for output in range(len(node.outputs)):
+                self._enter(ValueReference(node.index, output))
+            for reference in node.references():
+                self._enter(reference)
+            for root in dict.fromkeys(self.root(reference) for reference in written_references(node)):
+                self.writers[root].append(node)
+
+    def root(self, reference: Reference) -> Reference:
+        """The representative of the class that ``reference`` belongs to."""
+        while (parent := self._parents.get(reference, reference)) != reference:
+            reference = parent
+        return reference
+
+    def buffers(self, root: Reference) -> Iterator[BufferReference]:
+        """The buffers whose memory the class is, in no order."""
+        return (member for member in self.members[root] if isinstance(member, BufferReference))
+
+    def _enter(self, reference: Reference) -> None:
+        self.members[self.root(reference)].add(reference)
+
+    def _join(self, first: Reference, second: Reference) -> None:
+        one, other = self.root(first), self.root(second)
+        if one != other:
+            self._parents[other] = one

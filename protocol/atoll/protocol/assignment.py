@@ -1,0 +1,142 @@
+"""What the coordinator assigns to a peer: its stage, its neighbours and the settings of the run; travels as one blob."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from atoll.protocol.errors import WireError
+from atoll.protocol.graph import StageGraph
+from atoll.protocol.graph_codec import stage_graph_from_proto, stage_graph_to_proto
+from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
+from atoll.protocol.v1 import graph_pb2 as wire
+
+OPTIMIZERS = ("sgd", "adamw")
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection."""
+
+    stage: StageIndex
+    peer: PeerId
+    address: str
+    dial: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """``name`` is one of OPTIMIZERS; SGD reads momentum and nesterov, AdamW the betas and epsilon."""
+
+    name: str = "adamw"
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Everything a peer needs to know about its part of a plan.
+
+    ``fetch`` names parameters and buffers whose first value the coordinator sends. ``link_seconds``: a neighbour that is
+    silent for this long while something is due is reported. ``committed_step`` is the last step whose update is in the state
+    that the peer will hold when it is ready (0: initial values).
+    """
+
+    generation: Generation
+    graph: StageGraph
+    neighbours: tuple[Neighbour, ...]
+    run_seed: int
+    in_flight: int
+    recompute: bool
+    precision: str
+    optimizer: OptimizerSettings
+    fetch: tuple[str, ...] = ()
+    forward_codec: str = "raw"
+    backward_codec: str = "raw"
+    link_seconds: float = 30.0
+    committed_step: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
+
+
+def assignment_to_bytes(assignment: Assignment) -> bytes:
+    """The blob of an ASSIGNMENT message."""
+    optimizer = assignment.optimizer
+    message = wire.Assignment(
+        generation=assignment.generation,
+        graph=stage_graph_to_proto(assignment.graph),
+        neighbours=(
+            wire.Neighbour(stage=other.stage, peer=other.peer, address=other.address, dial=other.dial)
+            for other in assignment.neighbours
+        ),
+        run_seed=assignment.run_seed,
+        in_flight=assignment.in_flight,
+        recompute=assignment.recompute,
+        precision=assignment.precision,
+        optimizer=wire.OptimizerSettings(
+            name=optimizer.name,
+            weight_decay=optimizer.weight_decay,
+            momentum=optimizer.momentum,
+            nesterov=optimizer.nesterov,
+            beta1=optimizer.beta1,
+            beta2=optimizer.beta2,
+            epsilon=optimizer.epsilon,
+        ),
+        fetch=assignment.fetch,
+        forward_codec=assignment.forward_codec,
+        backward_codec=assignment.backward_codec,
+        link_seconds=assignment.link_seconds,
+        committed_step=assignment.committed_step,
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+def assignment_from_bytes(data: bytes) -> Assignment:
+    """Inverse of :func:`assignment_to_bytes`; raises WireError for anything that is no assignment."""
+    try:
+        message = wire.Assignment.FromString(data)
+    except DecodeError as error:
+        raise WireError("these bytes are no assignment") from error
+    if not message.HasField("graph"):
+        raise WireError("the assignment has no graph")
+    if message.precision not in PRECISIONS:
+        raise WireError(f"the assignment's precision {message.precision!r} is none of {', '.join(PRECISIONS)}")
+    if message.in_flight < 1:
+        raise WireError("the assignment allows no microbatch in flight")
+    return Assignment(
+        generation=Generation(message.generation),
+        graph=stage_graph_from_proto(message.graph),
+        neighbours=tuple(_neighbour(other) for other in message.neighbours),
+        run_seed=message.run_seed,
+        in_flight=message.in_flight,
+        recompute=message.recompute,
+        precision=message.precision,
+        optimizer=_optimizer(message.optimizer),
+        fetch=tuple(message.fetch),
+        forward_codec=message.forward_codec,
+        backward_codec=message.backward_codec,
+        link_seconds=message.link_seconds,
+        committed_step=StepNumber(message.committed_step),
+    )
+
+
+def _neighbour(message: wire.Neighbour) -> Neighbour:
+    return Neighbour(stage=StageIndex(message.stage), peer=PeerId(message.peer), address=message.address, dial=message.dial)
+
+
+def _optimizer(message: wire.OptimizerSettings) -> OptimizerSettings:
+    if message.name not in OPTIMIZERS:
+        raise WireError(f"the assignment's optimizer {message.name!r} is none of {', '.join(OPTIMIZERS)}")
+    return OptimizerSettings(
+        name=message.name,
+        weight_decay=message.weight_decay,
+        momentum=message.momentum,
+        nesterov=message.nesterov,
+        beta1=message.beta1,
+        beta2=message.beta2,
+        epsilon=message.epsilon,
+    )
