@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -9,6 +10,16 @@ from enum import IntEnum
 from types import FrameType
 
 from atoll.protocol.errors import AtollError, JobError
+
+_FILE_ERRORS = {
+    errno.ENOSPC: "free some space, or choose a folder on another disk with --state DIR",
+    errno.EDQUOT: "free some space, or choose a folder on another disk with --state DIR",
+    errno.EACCES: "choose a folder that you may write with --state DIR",
+    errno.EROFS: "choose a folder that you may write with --state DIR",
+    errno.ENOTDIR: "choose a folder with --state DIR",
+    errno.EEXIST: "choose a folder with --state DIR",
+}
+"""What to do about files that the system refuses; any other OSError is our own bug."""
 
 
 class ExitStatus(IntEnum):
@@ -37,6 +48,11 @@ def exit_with(command: Callable[[], object]) -> None:
         sys.exit(ExitStatus.USAGE)
     except AtollError as error:
         _say(str(error))
+        sys.exit(ExitStatus.FAILED)
+    except OSError as error:
+        if error.errno not in _FILE_ERRORS:
+            raise
+        _say(f"{error.filename or 'a file of the run'}: {error.strerror}; {_FILE_ERRORS[error.errno]}")
         sys.exit(ExitStatus.FAILED)
 
 

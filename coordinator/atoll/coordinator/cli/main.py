@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from atoll.coordinator.cli import run, status, swarm
+from atoll.coordinator.cli import finished, run, status, swarm
 from atoll.coordinator.cli.exits import exit_with
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app.command("status")(status.status)
 app.command("peers")(status.peers)
 app.command("stop")(status.stop)
 app.command("export")(status.export)
+app.command("report")(finished.report)
+app.command("generate")(finished.generate)
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from atoll.protocol.job import Job
 
 REFRESH_SECONDS = 0.5
+MAX_SAMPLED_BYTES = 512 * 1024 * 1024
+"""Weights of larger models are not sampled unasked: building one takes twice that memory on the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ def conclude(options: RunOptions, *, finished: bool) -> None:
     say()
     for line in summary_lines(history, options.state):
         say(line)
-    if finished:
+    if finished and (options.state / WEIGHTS).stat().st_size <= MAX_SAMPLED_BYTES:
         from atoll.coordinator.cli.generate import sample
 
         text = sample(options.job, options.state / WEIGHTS)

@@ -12,6 +12,7 @@ from atoll.protocol.channel import parse_address
 RUNS = Path("runs")
 ADDRESS = "address.json"
 LOGS = "logs"
+JOB = "job.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,15 @@ def find_address(target: str | None) -> str:
     """
     if target is not None and not Path(target).is_dir():
         return str(parse_address(target, "HOST:PORT or DIR"))
-    state = Path(target) if target is not None else _newest()
+    state = Path(target) if target is not None else newest_state()
     found = read_address(state)
     if found is None:
         raise UsageError(f"no coordinator has listened in {state}: {state / ADDRESS} is missing; give HOST:PORT instead")
     return found.address
 
 
-def _newest() -> Path:
+def newest_state() -> Path:
+    """The folder under ``runs/`` whose coordinator began to listen last. Raises UsageError when there is none."""
     addresses = sorted(RUNS.glob(f"*/{ADDRESS}"), key=lambda path: path.stat().st_mtime)
     if not addresses:
         raise UsageError("no run is known in this folder: give HOST:PORT, or the state folder of a run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Iterator
 
@@ -24,6 +25,11 @@ def own_signal_handler() -> Iterator[None]:
         (JobError("training.steps", "0 is too few; use 1"), ExitStatus.USAGE, "atoll: training.steps: 0 is too few; use 1\n"),
         (UsageError("not both"), ExitStatus.USAGE, "atoll: not both\n"),
         (ResourceError("the disk is full"), ExitStatus.FAILED, "atoll: the disk is full\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/a"),
+            ExitStatus.FAILED,
+            "atoll: runs/a: No space left on device; free some space, or choose a folder on another disk with --state DIR\n",
+        ),
         (KeyboardInterrupt(), ExitStatus.INTERRUPTED, "atoll: interrupted\n"),
     ],
 )
@@ -45,6 +51,10 @@ def test_sigterm_is_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == ExitStatus.INTERRUPTED
 
 
-def test_our_own_bugs_are_not_dressed_up() -> None:
-    with pytest.raises(ZeroDivisionError):
-        exit_with(lambda: 1 / 0)
+@pytest.mark.parametrize("bug", [ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")])
+def test_our_own_bugs_are_not_dressed_up(bug: Exception) -> None:
+    def command() -> None:
+        raise bug
+
+    with pytest.raises(type(bug)):
+        exit_with(command)

@@ -1,0 +1,55 @@
+"""`atoll report` and `atoll generate`: looks at the folder of a run that has trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.coordinator.cli.exits import UsageError
+from atoll.coordinator.cli.options import AsJson
+from atoll.coordinator.cli.report import CURVE, WEIGHTS, History, read_history, summary_lines, write_curve
+from atoll.coordinator.cli.state import JOB, newest_state
+
+Folder = Annotated[Path | None, typer.Argument(metavar="DIR", help="The run's state folder. Default: the newest run.")]
+
+
+def report(folder: Folder = None, as_json: AsJson = False) -> None:
+    """Draws the loss curve of a run, and sums it up."""
+    state = folder or newest_state()
+    history = _history(state)
+    write_curve(history, state / CURVE, state.name)
+    if as_json:
+        print(json.dumps({"event": "report", **dataclasses.asdict(history), "tokens_per_second": history.tokens_per_second}))
+    else:
+        print("\n".join(summary_lines(history, state)))
+
+
+def generate(
+    folder: Folder = None,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "\n",
+    length: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 240,
+) -> None:
+    """Writes text with the language model that a run has trained."""
+    from atoll.coordinator.cli.generate import sample
+    from atoll.protocol.job import load_job
+
+    state = folder or newest_state()
+    if not (state / WEIGHTS).exists():
+        raise UsageError(
+            f"{state / WEIGHTS} is missing: the run has not finished, or `atoll export` gives its weights as of now"
+        )
+    text = sample(load_job(state / JOB), state / WEIGHTS, prompt=prompt, length=length)
+    if text is None:
+        raise UsageError(f"the run in {state} trains no language model on text")
+    print(prompt.lstrip("\n") + text)
+
+
+def _history(state: Path) -> History:
+    history = read_history(state)
+    if not history.losses:
+        raise UsageError(f"no step has been committed in {state}")
+    return history
