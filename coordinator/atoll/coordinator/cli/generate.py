@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from atoll.coordinator.models.gpt import GPT
-from atoll.coordinator.tracing.source import ModelSource, open_source
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from atoll.coordinator.models.gpt import GPT
+from atoll.coordinator.tracing.source import ModelSource, open_source
 from atoll.protocol.job import Job
 
 LENGTH = 240

@@ -17,8 +17,10 @@ from atoll.coordinator.cli import formatting
 from atoll.coordinator.events import (
     EvaluationEvent,
     Event,
+    PausedEvent,
     PeerEvent,
     PlanEvent,
+    ResumedEvent,
     StageSummary,
     StepEvent,
     VoidEvent,
@@ -134,6 +136,10 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
         case VoidEvent():
             where = f" (stage {event.stage}, peer {event.peer})" if event.stage is not None else ""
             return f"step {event.step} is void and runs again: {event.reason}{where}"
+        case PausedEvent():
+            return f"paused: {event.reason}"
+        case ResumedEvent():
+            return f"goes on: {event.reason}"
         case EvaluationEvent():
             return f"step {event.step}/{steps}  validation loss {event.loss:.4f}"
         case _:
