@@ -11,10 +11,9 @@ from typing import Protocol
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from atoll.coordinator.models.gpt import GPT
-from atoll.coordinator.tracing.source import ModelSource, open_source
+from atoll.coordinator.tracing.source import open_source
 from atoll.protocol.job import Job
 
 LENGTH = 240
@@ -62,13 +61,13 @@ class FileVocabulary:
 def sample(job: Job, weights: Path, *, prompt: str = "\n", length: int = LENGTH) -> str | None:
     """Up to ``length`` tokens that the model of ``job`` writes after ``prompt``, the same for the same weights.
 
-    None when the job trains no language model on text.
+    None when the job trains no language model on text, or one that has no method ``logits(tokens)``.
     """
     if job.data.text is None:
         return None
     source = open_source(job.model)
     module = source.build_real().eval()
-    scores = scores_of(source, module)
+    scores: Scores | None = getattr(module, "logits", None)
     if scores is None:
         return None
     source.state_module(module).load_state_dict(load_file(weights))
@@ -76,21 +75,6 @@ def sample(job: Job, weights: Path, *, prompt: str = "\n", length: int = LENGTH)
     generator = torch.Generator().manual_seed(job.training.seed)
     tokens = continue_tokens(scores, vocabulary.encode(prompt) or [0], length, job.data.sequence_length, generator)
     return printable(vocabulary.decode(tokens))
-
-
-def scores_of(source: ModelSource, module: nn.Module) -> Scores | None:
-    """How to ask ``module`` what comes next; None where only its author knows."""
-    if isinstance(module, GPT):
-        return module.logits
-    inner = source.state_module(module)
-    if inner is module or not hasattr(inner, "config"):
-        return None
-
-    def huggingface_scores(tokens: Tensor) -> Tensor:
-        scores: Tensor = inner(input_ids=tokens).logits
-        return scores
-
-    return huggingface_scores
 
 
 @torch.no_grad()
