@@ -3,6 +3,7 @@
     AtollError
     ├── JobError            the job file or a flag is wrong: the field, its value, the fix
     ├── GraphRefused        an op graph that this process will not execute: the node, the reason
+    ├── ExecutionFailed     a node that torch could not execute on the data it got
     ├── TraceError          a model that cannot be turned into an op graph
     ├── PlacementError      the stages do not fit the peers: how much is missing
     ├── WireError           bytes from the other side that break the protocol (a remote fault)
@@ -43,6 +44,14 @@ class GraphRefused(AtollError):
     def __init__(self, reason: str, node: int | None = None) -> None:
         super().__init__(reason if node is None else f"node {node}: {reason}")
         self.reason = reason
+        self.node = node
+
+
+class ExecutionFailed(AtollError):
+    """A valid graph whose node ``node`` failed on the data it got, for example on a token id beyond the vocabulary."""
+
+    def __init__(self, message: str, node: int) -> None:
+        super().__init__(message)
         self.node = node
 
 

@@ -1,0 +1,389 @@
+"""One stage's weights, and what is done with them: forward, backward, and the transaction that a step is.
+
+Theory of operation. Between :meth:`Stage.begin` and :meth:`Stage.commit` or :meth:`Stage.void` a step only adds to gradients
+and works on copies of the buffers that the model changes; weights, optimizer state and buffers change in ``commit`` alone, so
+voiding a step means to forget. Each microbatch's forward takes a copy of the changed buffers as the one before left them and
+leaves its own copy behind: what autograd has saved is never overwritten, and a recomputation can start from where the first
+forward started.
+
+The owner calls everything from one thread, in the order that the schedule gives; microbatches go forward and backward in
+ascending order, which is the order in which gradients accumulate. Tensors come in and go out on the host. Nothing here waits,
+sends, or knows of other peers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from atoll.peer.arrivals import Arrivals, Forwarded, MicrobatchInput, describe
+from atoll.peer.backward import Deferred, backward
+from atoll.peer.executor import Layout, Program, base_slots
+from atoll.peer.initialisation import initial_value
+from atoll.peer.optimizer import Optimizer
+from atoll.peer.randomness import node_seed
+from atoll.peer.staging import staging_for
+from atoll.protocol.assignment import OptimizerSettings
+from atoll.protocol.errors import NumericalFault, WireError
+from atoll.protocol.graph import (
+    BufferReference,
+    BufferSpec,
+    InputReference,
+    ParameterReference,
+    ParameterSpec,
+    Reference,
+    StageGraph,
+    ValueReference,
+)
+from atoll.protocol.ids import MicrobatchIndex, StepNumber
+
+__all__ = ["Forwarded", "MicrobatchInput", "Stage", "StageSettings", "squared_norm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """How a stage computes. ``precision`` is "fp32" or "bf16" (autocast); ``recompute`` keeps no activations for backward."""
+
+    run_seed: int
+    device: torch.device
+    optimizer: OptimizerSettings
+    precision: str = "fp32"
+    recompute: bool = False
+
+
+@dataclass(slots=True)
+class _Recording:
+    """The autograd side of one forward: the leaves that stand for received values, and where gradients enter."""
+
+    leaves: Mapping[ValueReference, torch.Tensor]
+    edges: Mapping[ValueReference, GradientEdge]
+    loss: GradientEdge | None
+    loss_dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class _Executed:
+    """What one execution of the graph leaves behind; ``buffers`` are the changed copies of the mutated ones."""
+
+    leaves: Mapping[ValueReference, torch.Tensor]
+    outputs: Mapping[ValueReference, torch.Tensor]
+    loss: torch.Tensor | None
+    metrics: Mapping[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+    def recording(self) -> _Recording:
+        return _Recording(
+            leaves=self.leaves,
+            edges={value: get_gradient_edge(tensor) for value, tensor in self.outputs.items() if tensor.requires_grad},
+            loss=get_gradient_edge(self.loss) if self.loss is not None and self.loss.requires_grad else None,
+            loss_dtype=torch.float32 if self.loss is None else self.loss.dtype,
+        )
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A microbatch between its forward and its backward. With recomputation, ``microbatch`` keeps its inputs."""
+
+    microbatch: MicrobatchInput
+    buffers: Mapping[str, torch.Tensor]
+    recording: _Recording | None
+
+
+class Stage:
+    """A stage graph with its parameters, buffers, gradients and optimizer."""
+
+    def __init__(self, graph: StageGraph, settings: StageSettings) -> None:
+        self.graph = graph
+        self.settings = settings
+        self._device = settings.device
+        self._staging = staging_for(settings.device)
+        self._arrivals = Arrivals(graph, self._staging, lower_precision=settings.precision == "bf16")
+        self._layout = Layout(graph)
+        self._training = Program(graph, self._layout, settings.device, evaluation=False)
+        self._evaluation = Program(graph, self._layout, settings.device, evaluation=True)
+        arrivals: list[Reference] = [InputReference(name) for name, _ in graph.inputs]
+        arrivals += [boundary.value for boundary in graph.receives if not boundary.differentiable]
+        self._at_risk = self._training.inputs_at_risk(arrivals) | self._evaluation.inputs_at_risk(arrivals)
+        self._mutated = tuple(buffer.name for buffer in graph.buffers if buffer.mutated)
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._uses: dict[int, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._working: dict[str, torch.Tensor] = {}
+        self._flights: dict[MicrobatchIndex, _Flight] = {}
+        self._deferred: dict[MicrobatchIndex, tuple[Deferred, ...]] = {}
+        self._step = StepNumber(0)
+        self.optimizer = Optimizer(settings.optimizer)
+
+    # State.
+
+    def initialise(self, given: Mapping[str, torch.Tensor] | None = None) -> None:
+        """First values: those ``given``, the others from their initialisation programs.
+
+        Raises GraphRefused for a tensor that has neither, WireError for a given one of another shape.
+        """
+        given = given or {}
+        for spec in self.graph.parameters:
+            self._parameters[spec.name] = self._first_value(spec, given).requires_grad_(spec.trainable)
+        for buffer in self.graph.buffers:
+            self._buffers[buffer.name] = self._first_value(buffer, given)
+        for shared in self.graph.shared:
+            for use in shared.uses:
+                if use.stage == self.graph.stage:
+                    # Shares the parameter's memory, but is a leaf of its own, with its own ``.grad``.
+                    alias = self._parameters[shared.name].detach().requires_grad_()
+                    self._uses[self._layout.use(use)] = alias
+        constants: dict[Reference, torch.Tensor] = {ParameterReference(name): value for name, value in self._parameters.items()}
+        constants.update((BufferReference(name), value) for name, value in self._buffers.items())
+        self._base = base_slots(self._layout, constants, self._uses)
+
+    def _first_value(self, spec: ParameterSpec | BufferSpec, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if spec.name not in given:
+            return initial_value(spec, self.settings.run_seed).to(self._device)
+        value = given[spec.name]
+        if tuple(value.shape) != spec.shape:
+            raise WireError(f"the first value of {spec.name} has shape {tuple(value.shape)} instead of {spec.shape}")
+        return value.detach().to(device=self._device, dtype=spec.dtype, copy=True)
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and persistent buffers as of the last commit, on the host, by canonical name.
+
+        On the CPU these are the stage's own tensors: read them before the next commit.
+        """
+        for name, value in self._parameters.items():
+            yield name, value.detach().to("cpu")
+        for buffer in self.graph.buffers:
+            if buffer.persistent:
+                yield buffer.name, self._buffers[buffer.name].to("cpu")
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches that went forward and not yet backward."""
+        return len(self._flights)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of weights, buffers, gradients and optimizer state."""
+        tensors = [*self._parameters.values(), *self._buffers.values()]
+        leaves = [*self._parameters.values(), *self._uses.values()]
+        tensors += [leaf.grad for leaf in leaves if leaf.grad is not None]
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors) + self.optimizer.num_bytes
+
+    # A step.
+
+    def begin(self, step: StepNumber) -> None:
+        """Opens ``step``; whatever an unfinished one left is forgotten."""
+        self.void()
+        self._step = step
+
+    def forward(self, microbatch: MicrobatchInput) -> Forwarded:
+        """Runs one microbatch; in training it is in flight afterwards.
+
+        Raises NumericalFault for a loss or a differentiable value that is not finite, WireError for inputs or received values
+        that are not what the graph says.
+        """
+        self._step = microbatch.step
+        microbatch = self._arrivals.forward(microbatch)
+        if microbatch.evaluation:
+            with torch.no_grad():
+                return self._forwarded(self._execute(microbatch, self._buffers))
+        buffers = self._working or self._buffers
+        executed = self._execute(microbatch, buffers)
+        self._working = executed.buffers
+        forwarded, recording = self._forwarded(executed), executed.recording()
+        if self.settings.recompute:
+            # What was recorded is dropped: the same kernels as with gradients, whose choice depends on it, at no more memory
+            # than the backward pass takes anyway.
+            self._flights[microbatch.index] = _Flight(microbatch, buffers, None)
+        else:
+            kept = replace(microbatch, inputs={}, received={})
+            self._flights[microbatch.index] = _Flight(kept, {}, recording)
+        return forwarded
+
+    def backward(
+        self, index: MicrobatchIndex, gradients: Mapping[ValueReference, torch.Tensor]
+    ) -> dict[ValueReference, torch.Tensor]:
+        """The gradients of the differentiable received values, given those of the differentiable sent ones.
+
+        The parameters' gradients may be left for :meth:`accumulate`. Raises NumericalFault for a gradient that is not finite.
+        """
+        flight = self._flights.pop(index)
+        recording = flight.recording
+        if recording is None:
+            recording = self._execute(flight.microbatch, flight.buffers).recording()
+        roots, incoming = self._roots(flight.microbatch, recording, gradients)
+        found, self._deferred[index] = backward(roots, incoming, tuple(recording.leaves.values()))
+        outgoing: dict[ValueReference, torch.Tensor] = {}
+        for (value, leaf), result in zip(recording.leaves.items(), found, strict=True):
+            gradient = torch.zeros_like(leaf) if result is None else result
+            self._require_finite(gradient, f"the gradient of {describe(value)}")
+            outgoing[value] = self._staging.to_host(gradient)
+        return outgoing
+
+    def accumulate(self, index: MicrobatchIndex) -> None:
+        """Adds what :meth:`backward` left over to the parameters' gradients; does nothing when that is done."""
+        for deferred in self._deferred.pop(index, ()):
+            deferred.run()
+
+    def tied_gradients(self) -> dict[str, torch.Tensor]:
+        """The step's gradient of each own use of a parameter that other stages hold too, by "NAME@NODE:POSITION"."""
+        self._accumulate_all()
+        found: dict[str, torch.Tensor] = {}
+        for shared in self.graph.shared:
+            if len(shared.stages) < 2:
+                continue
+            for use in shared.uses:
+                if use.stage == self.graph.stage:
+                    gradient = self._uses[self._layout.use(use)].grad
+                    if gradient is not None:
+                        found[f"{shared.name}@{use.node}:{use.position}"] = self._staging.to_host(gradient)
+        return found
+
+    def finish(self, tied: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
+        """Completes the step's gradients with the ``tied`` ones of other stages.
+
+        Returns the squared norm for each trainable parameter whose norm this stage reports; raises NumericalFault for one that
+        is not finite.
+        """
+        assert not self._flights, "a microbatch is still in flight"
+        self._accumulate_all()
+        self._sum_shared(tied or {})
+        elsewhere = {shared.name for shared in self.graph.shared if shared.uses[0].stage != self.graph.stage}
+        norms: dict[str, float] = {}
+        for spec in self.graph.parameters:
+            if spec.trainable and spec.name not in elsewhere:
+                norms[spec.name] = squared_norm(self._parameters[spec.name].grad)
+                if not math.isfinite(norms[spec.name]):
+                    raise self._fault(f"a gradient of {spec.name} that is not finite")
+        return norms
+
+    def commit(self, clip_factor: float, learning_rate: float) -> None:
+        """The step happens: clips, updates the weights, and makes the changed buffers the stage's own."""
+        trained = {name: value for name, value in self._parameters.items() if value.grad is not None}
+        if clip_factor != 1.0:
+            for value in trained.values():
+                assert value.grad is not None
+                value.grad.mul_(clip_factor)
+        self.optimizer.update(trained, learning_rate)
+        for name, value in self._working.items():
+            self._buffers[name] = value
+            self._base[self._layout.slots[BufferReference(name)]] = value
+        self.void()
+
+    def void(self) -> None:
+        """The step never happened: drops gradients, flights and changed buffers. Possible at any moment."""
+        self._flights.clear()
+        self._deferred.clear()
+        self._working = {}
+        for leaf in (*self._parameters.values(), *self._uses.values()):
+            leaf.grad = None
+
+    # Details.
+
+    def _execute(self, microbatch: MicrobatchInput, buffers: Mapping[str, torch.Tensor]) -> _Executed:
+        """Runs the graph's nodes on one microbatch, changing copies of the mutated buffers."""
+        changed = {name: buffers[name].clone() for name in self._mutated}
+        leaves = self._leaves(microbatch)
+        arrived: dict[Reference, torch.Tensor] = {InputReference(name): value for name, value in microbatch.inputs.items()}
+        arrived.update(microbatch.received.items())
+        arrived.update(leaves.items())
+        arrived.update((BufferReference(name), value) for name, value in changed.items())
+        slots = list(self._base)
+        for reference, value in arrived.items():
+            slots[self._layout.slots[reference]] = value.clone() if reference in self._at_risk else value
+        program = self._evaluation if microbatch.evaluation else self._training
+        with self._autocast():
+            program.run(
+                slots, microbatch.bindings, partial(node_seed, self.settings.run_seed, microbatch.step, microbatch.index)
+            )
+        return _Executed(
+            leaves=leaves,
+            outputs={boundary.value: slots[program.slot(boundary.value)] for boundary in self.graph.sends},
+            loss=slots[program.slot(self.graph.loss)] if self.graph.loss is not None else None,
+            metrics={name: slots[program.slot(value)] for name, value in self.graph.metrics},
+            buffers=changed,
+        )
+
+    def _forwarded(self, executed: _Executed) -> Forwarded:
+        """What the forward gives to the outside; raises NumericalFault when it is not finite."""
+        for boundary in self.graph.sends:
+            if boundary.differentiable:
+                self._require_finite(executed.outputs[boundary.value].detach(), describe(boundary.value))
+        loss = None if executed.loss is None else float(executed.loss.detach())
+        if loss is not None and not math.isfinite(loss):
+            raise self._fault(f"a loss of {loss}")
+        return Forwarded(
+            sends={value: self._staging.to_host(tensor) for value, tensor in executed.outputs.items()},
+            loss=loss,
+            metrics={name: float(value.detach()) for name, value in executed.metrics.items()},
+        )
+
+    def _leaves(self, microbatch: MicrobatchInput) -> dict[ValueReference, torch.Tensor]:
+        """The received values that send a gradient back, as autograd leaves; none in evaluation."""
+        if microbatch.evaluation:
+            return {}
+        return {
+            boundary.value: microbatch.received[boundary.value].detach().requires_grad_()
+            for boundary in self.graph.receives
+            if boundary.differentiable
+        }
+
+    def _roots(
+        self, microbatch: MicrobatchInput, recording: _Recording, gradients: Mapping[ValueReference, torch.Tensor]
+    ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+        """Where gradients enter, and these: of the values sent, and of the loss by the microbatch's weight."""
+        roots: list[GradientEdge] = []
+        incoming: list[torch.Tensor] = []
+        for boundary in self.graph.sends:
+            if boundary.differentiable:
+                gradient = self._arrivals.gradient(boundary, gradients, microbatch.bindings)
+                self._require_finite(gradient, f"the gradient of {describe(boundary.value)}")
+                if boundary.value in recording.edges:
+                    roots.append(recording.edges[boundary.value])
+                    incoming.append(gradient)
+        if recording.loss is not None:
+            roots.append(recording.loss)
+            incoming.append(torch.tensor(microbatch.scale, dtype=recording.loss_dtype, device=self._device))
+        return roots, incoming
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.settings.precision == "bf16":
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def _require_finite(self, tensor: torch.Tensor, what: str) -> None:
+        if tensor.numel() and not math.isfinite(float(torch.linalg.vector_norm(tensor, ord=math.inf))):
+            raise self._fault(f"{what}, which is not finite,")
+
+    def _fault(self, what: str) -> NumericalFault:
+        return NumericalFault(self.graph.stage, self._step, what)
+
+    def _accumulate_all(self) -> None:
+        for index in list(self._deferred):
+            self.accumulate(index)
+
+    def _sum_shared(self, tied: Mapping[str, torch.Tensor]) -> None:
+        """The gradient of each shared parameter: that of its uses, summed in the graph's order."""
+        for shared in self.graph.shared:
+            total: torch.Tensor | None = None
+            for use in shared.uses:
+                if use.stage == self.graph.stage:
+                    gradient = self._uses[self._layout.use(use)].grad
+                else:
+                    sent = tied.get(f"{shared.name}@{use.node}:{use.position}")
+                    gradient = None if sent is None else self._staging.to_device(sent)
+                if gradient is not None:
+                    total = gradient if total is None else total + gradient
+            self._parameters[shared.name].grad = total
+
+
+def squared_norm(gradient: torch.Tensor | None) -> float:
+    """The square of the gradient's norm in double precision; 0.0 for a parameter that got none."""
+    if gradient is None:
+        return 0.0
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
