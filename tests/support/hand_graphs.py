@@ -1,17 +1,16 @@
-"""Op graphs written by hand, and cut by hand: for tests of what executes and validates them, without a tracer."""
+"""Op graphs written by hand: for tests of what executes and validates them, one operator at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from atoll.protocol import calling, operators
 from atoll.protocol.graph import (
     Argument,
-    Boundary,
     BufferReference,
     BufferSpec,
     Dimension,
@@ -19,20 +18,19 @@ from atoll.protocol.graph import (
     Initialisation,
     InputReference,
     Node,
-    OpGraph,
     Operation,
+    OpGraph,
     OwnDevice,
     ParameterReference,
     ParameterSpec,
     Reference,
-    SharedParameter,
-    StageGraph,
     Symbol,
     TensorSpec,
-    Use,
     ValueReference,
 )
-from atoll.protocol.ids import NodeIndex, StageIndex
+from atoll.protocol.ids import NodeIndex
+
+Named = TypeVar("Named", InputReference, ParameterReference, BufferReference)
 
 BATCH = Symbol("b")
 _EXAMPLES = (4, 6)
@@ -68,7 +66,7 @@ class GraphBuilder:
         self.buffers.append(BufferSpec(name=name, shape=shape, dtype=dtype, mutated=mutated, initialisation=program))
         return self._know(BufferReference(name), TensorSpec(shape, dtype))
 
-    def _know(self, reference: Any, spec: TensorSpec) -> Any:
+    def _know(self, reference: Named, spec: TensorSpec) -> Named:
         for size, known in zip(_EXAMPLES, self._known, strict=True):
             known[reference] = torch.empty(spec.sizes({"b": size}), dtype=spec.dtype, device="meta")
         return reference
@@ -78,10 +76,9 @@ class GraphBuilder:
         index = NodeIndex(len(self.nodes))
         named = tuple((keywords or {}).items())
         node = Node(index=index, operator=operator, arguments=arguments, keywords=named, outputs=(), **rest)
+        overload = operators.resolve(operator)
         results = [
-            calling.call(
-                operators.resolve(operator), arguments, node, lambda item, known=known: known[item], {"b": size}, _META
-            )
+            calling.call(overload, arguments, node, known.__getitem__, {"b": size}, _META)
             for size, known in zip(_EXAMPLES, self._known, strict=True)
         ]
         values = tuple(ValueReference(index, position) for position in range(len(results[0])))
@@ -109,7 +106,8 @@ def _spec(small: torch.Tensor, large: torch.Tensor) -> TensorSpec:
             shape.append(first)
         else:
             factor, rest = divmod(first, _EXAMPLES[0])
-            assert not rest and second == factor * _EXAMPLES[1], "a size that is no multiple of b"
+            assert not rest, f"size {first} is no multiple of b"
+            assert second == factor * _EXAMPLES[1], f"size {second} is no multiple of b"
             shape.append(BATCH if factor == 1 else Operation(ExpressionOperator.MULTIPLY, (factor, BATCH)))
     return TensorSpec(tuple(shape), small.dtype)
 
@@ -140,80 +138,3 @@ def filled(shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Initiali
         outputs=(TensorSpec(shape, dtype),),
     )
     return Initialisation(nodes=(node,), result=ValueReference(NodeIndex(0)))
-
-
-def cut(graph: OpGraph, *cuts: int) -> tuple[StageGraph, ...]:
-    """``graph`` as stages that begin at nodes 0 and ``cuts``; values travel along the chain of their users."""
-    home = [StageIndex(sum(node.index >= position for position in cuts)) for node in graph.nodes]
-    boundaries = _boundaries(graph, home)
-    shared = _shared(graph, home)
-    return tuple(_stage(graph, StageIndex(stage), home, boundaries, shared) for stage in range(len(cuts) + 1))
-
-
-def whole(graph: OpGraph) -> StageGraph:
-    """``graph`` as one stage."""
-    return cut(graph)[0]
-
-
-def _stage(
-    graph: OpGraph,
-    stage: StageIndex,
-    home: list[StageIndex],
-    boundaries: list[Boundary],
-    shared: tuple[SharedParameter, ...],
-) -> StageGraph:
-    nodes = tuple(node for node in graph.nodes if home[node.index] == stage)
-    used = {reference for node in nodes for reference in node.references()}
-    receives = tuple(boundary for boundary in boundaries if boundary.target == stage)
-    sends = tuple(boundary for boundary in boundaries if boundary.source == stage)
-    return StageGraph(
-        stage=stage,
-        num_stages=max(home) + 1,
-        nodes=nodes,
-        parameters=tuple(spec for spec in graph.parameters if ParameterReference(spec.name) in used),
-        buffers=tuple(spec for spec in graph.buffers if BufferReference(spec.name) in used),
-        inputs=tuple((name, spec) for name, spec in graph.inputs if InputReference(name) in used),
-        receives=receives,
-        sends=sends,
-        shared=tuple(item for item in shared if stage in item.stages),
-        loss=graph.loss if home[graph.loss.node] == stage else None,
-        metrics=tuple((name, value) for name, value in graph.metrics if home[value.node] == stage),
-        example=graph.example,
-    )
-
-
-def _boundaries(graph: OpGraph, home: list[StageIndex]) -> list[Boundary]:
-    users: dict[ValueReference, set[StageIndex]] = {}
-    for node in graph.nodes:
-        for reference in node.references():
-            if isinstance(reference, ValueReference):
-                users.setdefault(reference, {home[reference.node]}).add(home[node.index])
-    learned = _learned(graph)
-    found: list[Boundary] = []
-    for value in sorted(users):
-        chain = sorted(users[value])
-        for source, target in zip(chain, chain[1:], strict=False):
-            spec = graph.spec(value)
-            differentiable = value.node in learned and spec.dtype.is_floating_point
-            found.append(Boundary(value=value, spec=spec, source=source, target=target, differentiable=differentiable))
-    return found
-
-
-def _learned(graph: OpGraph) -> set[int]:
-    """The nodes whose results depend on a trainable parameter."""
-    trainable = {ParameterReference(spec.name) for spec in graph.parameters if spec.trainable}
-    learned: set[int] = set()
-    for node in graph.nodes:
-        for reference in node.references():
-            if reference in trainable or (isinstance(reference, ValueReference) and reference.node in learned):
-                learned.add(node.index)
-    return learned
-
-
-def _shared(graph: OpGraph, home: list[StageIndex]) -> tuple[SharedParameter, ...]:
-    uses: dict[str, list[Use]] = {spec.name: [] for spec in graph.parameters if spec.trainable}
-    for node in graph.nodes:
-        for position, reference in enumerate(node.references()):
-            if isinstance(reference, ParameterReference) and reference.name in uses:
-                uses[reference.name].append(Use(node.index, position, home[node.index]))
-    return tuple(SharedParameter(name=name, uses=tuple(found)) for name, found in uses.items() if len(found) > 1)

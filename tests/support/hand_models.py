@@ -68,7 +68,7 @@ def transformer(*, tied: bool = False, dropout: float = 0.0, layers: int = 2) ->
             normed = _plain_norm(weights, f"{name}.norm1", hidden)
             mixed = functional.linear(normed, weights[f"{name}.qkv.weight"], weights[f"{name}.qkv.bias"])
             query, key, value = (
-                part.view(-1, CONTEXT, HEADS, WIDTH // HEADS).transpose(1, 2) for part in mixed.split(WIDTH, dim=2)
+                part.view(-1, CONTEXT, HEADS, WIDTH // HEADS).transpose(1, 2) for part in torch.split(mixed, WIDTH, dim=2)
             )
             attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=causal)
             merged = attended.transpose(1, 2).reshape(-1, CONTEXT, WIDTH)

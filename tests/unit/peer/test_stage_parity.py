@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.peer.stage import StageSettings
 from atoll.protocol.assignment import OptimizerSettings
-from support.hand_graphs import cut
 from support.hand_models import HandModel, convolutional, transformer
 from support.pipelines import HandPipeline, Sample
 
@@ -39,14 +39,14 @@ def steps_of(model: HandModel) -> list[list[Sample]]:
 def train(
     model: HandModel, cuts: tuple[int, ...], used: StageSettings, in_flight: int = 1
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    pipeline = HandPipeline(cut(model.graph, *cuts), used, in_flight)
+    pipeline = HandPipeline(slice_graph(model.graph, cuts), used, in_flight)
     losses = [pipeline.step(number, samples, LEARNING_RATE, CLIP_NORM) for number, samples in enumerate(steps_of(model), 1)]
     return [value for pair in losses for value in pair], pipeline.state()
 
 
 def plain_loop(model: HandModel, used: StageSettings) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The loop that anyone would write."""
-    state = HandPipeline(cut(model.graph), used).state()
+    state = HandPipeline(slice_graph(model.graph, ()), used).state()
     weights = {spec.name: state[spec.name].requires_grad_() for spec in model.graph.parameters}
     buffers = {spec.name: state[spec.name] for spec in model.graph.buffers}
     chosen = used.optimizer
