@@ -1,0 +1,168 @@
+"""Who is connected: admission, leases and what each peer last said of itself. Pure; the state machine decides what follows.
+
+A peer holds a lease, renewed by any message. The clock is handed in. When the coordinator itself stood still (its process was
+stopped, or busy for long), that time does not count against the peers: what they sent meanwhile is still to be read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.protocol.channel import PROTOCOL_VERSION, Address, parse_address
+from atoll.protocol.errors import JobError
+from atoll.protocol.ids import PeerId
+
+LEASE_SECONDS = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """What a peer says of itself when it joins."""
+
+    protocol_version: int
+    version: str
+    name: str
+    address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a peer may not join, and what to do; ``again``: trying later may help."""
+
+    reason: str
+    again: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """A connected peer."""
+
+    introduction: Introduction
+    heard: float
+    phase: str = ""
+    waiting_for: str = ""
+    resident_bytes: int = 0
+    bytes_sent: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> PeerId:
+        return PeerId(self.introduction.name)
+
+
+class Membership:
+    """The connected peers by name."""
+
+    def __init__(self, now: float, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.lease_seconds = lease_seconds
+        self._members: dict[PeerId, Member] = {}
+        self._looked = now
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def find(self, peer: PeerId) -> Member | None:
+        return self._members.get(peer)
+
+    def admit(self, introduction: Introduction, came_from: str, version: str, now: float) -> Member | Refusal:
+        """Let the peer in, or say why not. ``came_from`` is the address of its connection as gRPC writes it, ``version`` is
+        ours."""
+        refusal = _wrong_version(introduction, version) or _wrong_name(introduction) or _wrong_numbers(introduction)
+        refusal = refusal or _wrong_address(introduction, came_from) or self._taken(introduction, now)
+        if refusal is not None:
+            return refusal
+        member = Member(introduction=introduction, heard=now)
+        self._members[member.name] = member
+        return member
+
+    def remove(self, member: Member) -> None:
+        if self._members.get(member.name) is member:
+            del self._members[member.name]
+
+    def expired(self, now: float) -> list[Member]:
+        """The members whose lease is over; to be asked several times in a lease."""
+        unobserved = now - self._looked - self.lease_seconds / 4
+        self._looked = now
+        if unobserved > 0:
+            for member in self._members.values():
+                member.heard += unobserved
+        return [member for member in self._members.values() if now - member.heard >= self.lease_seconds]
+
+    def _taken(self, introduction: Introduction, now: float) -> Refusal | None:
+        holder = self._members.get(PeerId(introduction.name))
+        if holder is None:
+            return None
+        silent = now - holder.heard
+        who = f"a peer named {introduction.name} is in the run already (at {holder.introduction.address})"
+        if silent < self.lease_seconds / 2:
+            return Refusal(reason=f"{who}; give this one another name with --name")
+        return Refusal(reason=f"{who}, silent for {silent:.0f} s; its name is free when its lease ends", again=True)
+
+
+def _wrong_version(introduction: Introduction, version: str) -> Refusal | None:
+    if introduction.protocol_version == PROTOCOL_VERSION:
+        return None
+    older = "the peer" if introduction.protocol_version < PROTOCOL_VERSION else "the coordinator"
+    return Refusal(
+        reason=(
+            f"the coordinator speaks protocol {PROTOCOL_VERSION} (atoll {version}), the peer protocol "
+            f"{introduction.protocol_version} (atoll {introduction.version or 'unknown'}); "
+            f"install the same version of atoll on both, {older} is the older one"
+        )
+    )
+
+
+def _wrong_name(introduction: Introduction) -> Refusal | None:
+    if _NAME.fullmatch(introduction.name):
+        return None
+    shown = introduction.name[:80]
+    return Refusal(reason=f"{shown!r} is not a name; give --name up to 64 letters, digits, dots, hyphens and underscores")
+
+
+def _wrong_numbers(introduction: Introduction) -> Refusal | None:
+    speed = introduction.flops_per_second
+    if not math.isfinite(speed) or speed <= 0:
+        return Refusal(reason=f"a speed of {speed} FLOP/s cannot be planned with; see what atoll-peer bench measures")
+    if introduction.memory_bytes <= 0:
+        return Refusal(reason="the peer offers no memory; raise --max-memory")
+    return None
+
+
+def _wrong_address(introduction: Introduction, came_from: str) -> Refusal | None:
+    """Whether other peers could dial the address at all."""
+    try:
+        address = parse_address(introduction.address)
+    except JobError as error:
+        return Refusal(reason=f"{error}; give --advertise HOST:PORT")
+    if address.is_unspecified or address.port == 0:
+        return Refusal(
+            reason=f"other peers cannot dial {address}; give --advertise with the address where they reach this peer"
+        )
+    remote = _host_of(came_from)
+    if address.is_loopback and remote is not None and not remote.is_loopback:
+        return Refusal(
+            reason=(
+                f"the peer connects from {remote.host} but says that others reach it at {address}, on its own machine alone; "
+                f"give --listen 0.0.0.0:0 and --advertise {remote.host}:PORT"
+            )
+        )
+    return None
+
+
+def _host_of(came_from: str) -> Address | None:
+    """The host in ``ipv4:1.2.3.4:5`` or ``ipv6:[::1]:5`` (gRPC may escape the brackets); None for what is no such address."""
+    scheme, _, rest = came_from.partition(":")
+    if scheme not in ("ipv4", "ipv6"):
+        return None
+    try:
+        found = parse_address(rest.replace("%5B", "[").replace("%5D", "]"))
+    except JobError:
+        return None
+    mapped = found.host.removeprefix("::ffff:")
+    return Address(mapped, found.port)

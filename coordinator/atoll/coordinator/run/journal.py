@@ -1,0 +1,147 @@
+"""The journal of a run: an SQLite file in which a step is committed before any peer hears of it.
+
+Tables: ``run`` (one row: name, seed, the job, how it ended), ``plans`` (by generation), ``commits`` (by step) and ``ledger``
+(which samples each committed step consumed), ``predictions`` (beside what was measured). Written ahead (WAL) and synchronised
+at each commit, so neither a killed process nor a power cut loses a step that a peer was told of.
+
+All calls are made from one thread at a time. A full or failing disk raises ResourceError.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.run.instructions import WriteCommit
+from atoll.protocol.errors import ResourceError
+from atoll.protocol.ids import Generation, StepNumber
+
+JOURNAL = "journal.sqlite"
+
+_SCHEMA = """ CREATE TABLE run (name TEXT NOT NULL, seed INTEGER NOT NULL, job TEXT NOT NULL, steps INTEGER NOT NULL, outcome
+TEXT, reason TEXT); CREATE TABLE plans (generation INTEGER PRIMARY KEY, plan TEXT NOT NULL); CREATE TABLE commits ( step
+INTEGER PRIMARY KEY, generation INTEGER NOT NULL, loss REAL NOT NULL, grad_norm REAL NOT NULL, clip_factor REAL NOT NULL,
+learning_rate REAL NOT NULL, seconds REAL NOT NULL, num_tokens INTEGER NOT NULL, samples TEXT NOT NULL ); CREATE TABLE ledger
+( step INTEGER NOT NULL REFERENCES commits (step), microbatch INTEGER NOT NULL, sample_ids BLOB NOT NULL, PRIMARY KEY (step,
+microbatch) ) WITHOUT ROWID; CREATE TABLE predictions ( what TEXT NOT NULL, peer TEXT NOT NULL, step INTEGER NOT NULL,
+predicted REAL NOT NULL, measured REAL NOT NULL ); """
+
+
+class Journal:
+    """One open journal. ``sample_ids`` in the ledger are little-endian 64-bit integers, in the order of the microbatch."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._spoken():
+            # Isolation level None: transactions are opened where they are needed, not by the driver's guess.
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+
+    @classmethod
+    def create(cls, path: Path, *, name: str, seed: int, job: str, steps: int) -> Journal:
+        """A new journal for a run; ``path`` must not exist."""
+        journal = cls(path)
+        with journal._spoken():
+            journal._connection.executescript(_SCHEMA)
+            journal._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, NULL, NULL)", (name, seed, job, steps))
+        return journal
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def write_plan(self, generation: Generation, plan: Plan) -> None:
+        text = json.dumps(asdict(plan))
+        with self._spoken():
+            self._connection.execute("INSERT INTO plans VALUES (?, ?)", (generation, text))
+
+    def write_commit(self, commit: WriteCommit) -> None:
+        """The step and its ledger, both or neither."""
+        with self._spoken(), self._transaction():
+            self._connection.execute(
+                "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    commit.step,
+                    commit.generation,
+                    commit.loss,
+                    commit.grad_norm,
+                    commit.clip_factor,
+                    commit.learning_rate,
+                    commit.seconds,
+                    commit.num_tokens,
+                    commit.samples,
+                ),
+            )
+            self._connection.executemany(
+                "INSERT INTO ledger VALUES (?, ?, ?)",
+                ((commit.step, index, _packed(ids)) for index, ids in enumerate(commit.sample_ids)),
+            )
+
+    def write_prediction(self, what: str, peer: str, step: StepNumber, predicted: float, measured: float) -> None:
+        with self._spoken():
+            self._connection.execute("INSERT INTO predictions VALUES (?, ?, ?, ?, ?)", (what, peer, step, predicted, measured))
+
+    def write_outcome(self, *, finished: bool, reason: str) -> None:
+        with self._spoken():
+            self._connection.execute("UPDATE run SET outcome = ?, reason = ?", ("finished" if finished else "failed", reason))
+
+    def last_step(self) -> StepNumber:
+        """The last committed step, 0 before the first."""
+        with self._spoken():
+            (step,) = self._connection.execute("SELECT coalesce(max(step), 0) FROM commits").fetchone()
+        return StepNumber(step)
+
+    def run(self) -> tuple[str, int]:
+        """The run's name and how many steps it was to have."""
+        with self._spoken():
+            name, steps = self._connection.execute("SELECT name, steps FROM run").fetchone()
+        return name, steps
+
+    def losses(self) -> list[tuple[StepNumber, float]]:
+        with self._spoken():
+            return self._connection.execute("SELECT step, loss FROM commits ORDER BY step").fetchall()
+
+    def sample_ids(self, step: StepNumber) -> list[tuple[int, ...]]:
+        """What a committed step consumed, a tuple for each microbatch."""
+        with self._spoken():
+            rows = self._connection.execute(
+                "SELECT sample_ids FROM ledger WHERE step = ? ORDER BY microbatch", (step,)
+            ).fetchall()
+        return [_unpacked(blob) for (blob,) in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            # A full disk may have rolled back already; a second time would hide the first error.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """SQLite's errors as sentences for people."""
+        try:
+            yield
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+            folder = self._path.parent
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise ResourceError(f"the disk that holds {folder} is full: free some space or give another --state") from error
+            cure = f"check the disk and the rights of {folder}"
+            raise ResourceError(f"the journal {self._path} cannot be used: {error}; {cure}") from error
+
+
+def _packed(ids: tuple[int, ...]) -> bytes:
+    return b"".join(one.to_bytes(8, "little", signed=True) for one in ids)
+
+
+def _unpacked(blob: bytes) -> tuple[int, ...]:
+    return tuple(int.from_bytes(blob[start : start + 8], "little", signed=True) for start in range(0, len(blob), 8))

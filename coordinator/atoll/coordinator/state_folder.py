@@ -1,0 +1,140 @@
+"""The folder that holds all of a run: who may use it, and the small files in it.
+
+``journal.sqlite`` (its own module), ``metrics.jsonl`` (events, one a line), ``job.yaml``, ``address.json`` (where the
+coordinator listens, and its process), ``weights.safetensors`` at the end, ``cache/`` for tokenized text."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import TextIO
+
+from atoll.coordinator.events import Event
+from atoll.coordinator.run.journal import JOURNAL, Journal
+from atoll.protocol.errors import AtollError, JobError, ResourceError
+from atoll.protocol.job import Job, dump_job
+
+METRICS = "metrics.jsonl"
+WEIGHTS = "weights.safetensors"
+JOB = "job.yaml"
+ADDRESS = "address.json"
+CACHE = "cache"
+LOCK = ".lock"
+FLAG = "--state"
+
+
+class StateFolder:
+    """An open folder, claimed for this run; :meth:`close` gives the files back."""
+
+    def __init__(self, path: Path, journal: Journal, lock: int) -> None:
+        self.path = path
+        self.journal = journal
+        self._lock = lock
+        self._metrics = _opened(path / METRICS)
+
+    @classmethod
+    def claim(cls, path: Path, job: Job) -> StateFolder:
+        """Take the folder for a new run. Raises JobError when it holds a run already, ResourceError when it cannot be written.
+
+        A run that never committed a step has left nothing worth keeping; its files make room.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+        except OSError as error:
+            raise disk_error(error, path) from error
+        try:
+            return cls(path, _new_journal(path, job), lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def write_address(self, address: str) -> None:
+        """Say where the coordinator listens; readers see the whole file or none."""
+        part = self.path / f"{ADDRESS}.part"
+        try:
+            part.write_text(json.dumps({"address": address, "pid": os.getpid()}) + "\n", encoding="utf-8")
+            part.replace(self.path / ADDRESS)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def write_event(self, event: Event) -> None:
+        """Append a line to the metrics."""
+        try:
+            self._metrics.write(event.to_json() + "\n")
+            self._metrics.flush()
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def close(self) -> None:
+        """Close the files and let go of the folder."""
+        try:
+            self.journal.close()
+            self._metrics.close()
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        finally:
+            os.close(self._lock)
+
+
+def _new_journal(path: Path, job: Job) -> Journal:
+    text = dump_job(job)
+    _refuse_a_run(path)
+    try:
+        for name in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", METRICS, ADDRESS):
+            (path / name).unlink(missing_ok=True)
+        (path / JOB).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, path) from error
+    return Journal.create(path / JOURNAL, name=job.name, seed=job.training.seed, job=text, steps=job.training.steps)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, path.parent) from error
+
+
+def disk_error(error: OSError, where: Path) -> ResourceError:
+    """What the operating system said about writing to ``where``, as a sentence with what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"the disk that holds {where} is full: free some space or give another {FLAG}")
+    return ResourceError(f"cannot write to {where}: {error.strerror or error}; check its rights or give another {FLAG}")
+
+
+def _lock(path: Path) -> int:
+    """Hold the folder as long as this process lives; the system lets go of it however the process ends."""
+    file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise JobError(FLAG, f"{path} is used by a run{_process(path)}; stop that run or give another folder") from None
+    return file
+
+
+def _refuse_a_run(path: Path) -> None:
+    if not (path / JOURNAL).exists():
+        return
+    try:
+        journal = Journal(path / JOURNAL)
+        try:
+            (name, steps), step = journal.run(), journal.last_step()
+        finally:
+            journal.close()
+    except AtollError as error:
+        raise JobError(FLAG, f"{path} holds a journal that cannot be read ({error}); give another folder") from error
+    if step > 0:
+        done = f"{name}, {step} of {steps} steps"
+        raise JobError(FLAG, f"{path} already holds a run ({done}); give another folder or remove this one")
+
+
+def _process(path: Path) -> str:
+    try:
+        return f" in process {int(json.loads((path / ADDRESS).read_text(encoding='utf-8'))['pid'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
