@@ -21,6 +21,7 @@ from atoll.protocol.job_fields import AutoOrBoolean, AutoOrPositive, Fraction, P
 from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
 
+COLOURS = 3  # channels of the images that the built-in ResNet takes
 CODECS = ("auto", "raw", "bf16", "fp16")
 
 
@@ -228,6 +229,8 @@ def _mismatches(model: ModelSection, data: DataSection) -> Iterator[WrongValue]:
     wants = model.input_kind
     if wants is not None and data.input_kind is not None and wants != data.input_kind:
         yield WrongValue(f"data.{data.source}", f"this gives {data.input_kind}, but {model.description} trains on {wants}")
+    if model.builtin == "resnet" and data.random is not None and data.random.channels != COLOURS:
+        yield WrongValue("data.random.channels", f"{data.random.channels} does not suit {model.description}; write {COLOURS}")
     limits, context = data.limits, model.limit("context")
     for field, length in limits.lengths:
         if context is not None and length > context.value:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from atoll.protocol.errors import JobError
 from atoll.protocol.job import Job, dump_job, load_job
+from atoll.protocol.job_errors import key_paths
 from atoll.protocol.job_model import GptOptions, ResNetOptions
 
 JOB = """
@@ -122,6 +124,7 @@ def test_the_examples_are_valid() -> None:
         ("model.options.vocabulary=99", "model.options.vocabulary: 99 is less than the 256 token ids of data.tokenizer; raise"),
         ("training.optimizer.momentum=0.9", "training.optimizer.momentum: 0.9 has no meaning for adamw; remove this key"),
         ("training.optimizer={name: sgd, nesterov: true}", "training.optimizer.nesterov: true needs a momentum above 0; set"),
+        ("training.schedule.final=2", "training.schedule.final: 2 is too large; write at most 1.0"),
         ("model={builtin: resnet}", "data.text: this gives tokens, but model.builtin resnet trains on images"),
         # files
         ("data.text=absent.txt", "data.text: there is no file or folder '"),
@@ -255,6 +258,12 @@ def test_data_of_other_kinds(job_path: Path, data: str, sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+def test_a_resnet_takes_coloured_images(job_path: Path) -> None:
+    data = "data={random: {kind: images, channels: 1}, validation: 0.1}"
+    with pytest.raises(JobError, match=r"^data\.random\.channels: 1 does not suit model\.builtin resnet; write 3$"):
+        load_job(job_path, ["model={builtin: resnet}", data])
+
+
 def test_every_key_is_documented_or_named_plainly() -> None:
     """A key whose meaning its name does not carry has a docstring, which becomes the field's description."""
     plain = {"name", "layers", "dropout", "decay", "depth", "classes", "precision", "weight_decay", "kind", "task"}
@@ -304,3 +313,11 @@ def test_a_hugging_face_model_takes_no_options(tmp_path: Path, job_path: Path) -
         load_job(job_path, [f"model={{{model}, options: {{layers: 2}}}}"])
     with pytest.raises(JobError, match=r"^model\.huggingface\.config: '.*empty' has no config\.json; give a folder"):
         load_job(job_path, ["model={huggingface: {config: empty}}"])
+
+
+def test_every_key_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "job-file.md").read_text(encoding="utf-8")
+    keys = {path.rpartition(".")[2] for path in key_paths(Job)} | set(GptOptions.model_fields) | set(ResNetOptions.model_fields)
+    untold = [key for key in sorted(keys) if not re.search(rf"[`.{{ ]{key}[`:]", page)]
+
+    assert untold == []
