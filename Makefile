@@ -22,7 +22,7 @@ release-check: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/mypy coordinator peer protocol compression tests
+	$(bin)/mypy coordinator peer protocol compression tests benchmarks
 	$(bin)/lint-imports
 
 format: $(VENV)/.installed-dev
