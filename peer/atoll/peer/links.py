@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -23,26 +22,17 @@ from atoll.peer.encoding import UrgentWorker
 from atoll.peer.link import Link, LinkSettings
 from atoll.peer.link_admission import LinksServicer, NotAdmitted
 from atoll.peer.link_usage import BACKWARD, UsageTable, direction
+from atoll.protocol.assignment import Neighbour
 from atoll.protocol.errors import AtollError, LinkError, WireError
 from atoll.protocol.framing import urgency
-from atoll.protocol.ids import Generation, PeerId, StageIndex
+from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
 from atoll.protocol.v1 import frames_pb2_grpc, session_pb2
 
-__all__ = ["LinkSettings", "Links", "Neighbour"]
+__all__ = ["LinkSettings", "Links"]
 
 _PLAN_SECONDS = 5.0  # how long a dialler of a plan that is not known here yet is kept; then it dials anew
 _ERROR_SAMPLE = 16  # one message in so many is decoded again to measure what its codec costs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbour:
-    """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection."""
-
-    stage: StageIndex
-    peer: PeerId
-    address: str
-    dial: bool
 
 
 class Links:

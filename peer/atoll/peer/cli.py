@@ -1,0 +1,121 @@
+"""The GPU owner's command line: ``atoll-peer join`` and ``atoll-peer bench``."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from atoll.peer.profile import Profile
+    from atoll.peer.settings import PeerSettings
+
+# What the commands need is imported when they run: it takes a second, in which Ctrl+C and --help must work as well.
+USAGE_ERROR = 2
+app = typer.Typer(
+    name="atoll-peer",
+    help="Lends this machine to a training run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda:0 or mps; by default the best there is.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for computing; by default all cores.")]
+MaxMemory = Annotated[str | None, typer.Option(help="Offer no more memory than this, for example 8GiB.")]
+
+
+@app.command()
+def join(
+    coordinator: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where `atoll run` listens.")],
+    name: Annotated[str | None, typer.Option(help="What this peer is called; by default host name and process id.")] = None,
+    device: Device = None,
+    threads: Threads = None,
+    max_memory: MaxMemory = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
+    advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
+) -> None:
+    """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
+    from atoll.peer.profile import choose_device
+    from atoll.peer.settings import PeerSettings, default_name, parse_bytes
+    from atoll.protocol.channel import parse_address
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    settings = PeerSettings(
+        coordinator=parse_address(coordinator, "HOST:PORT"),
+        name=name or default_name(),
+        device=choose_device(device),
+        threads=threads,
+        memory_bytes=None if max_memory is None else parse_bytes(max_memory, "--max-memory"),
+        listen=None if listen is None else str(parse_address(listen, "--listen")),
+        advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
+    )
+    raise typer.Exit(asyncio.run(_run(settings)))
+
+
+@app.command()
+def bench(
+    device: Device = None,
+    threads: Threads = None,
+    max_memory: MaxMemory = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Print what a coordinator would be told about this machine: speed and memory, measured."""
+    from atoll.peer.profile import choose_device, measure
+    from atoll.peer.settings import parse_bytes
+
+    cap = None if max_memory is None else parse_bytes(max_memory, "--max-memory")
+    profile = measure(choose_device(device), threads=threads, memory_cap_bytes=cap)
+    print(json.dumps(dataclasses.asdict(profile)) if as_json else _describe(profile), flush=True)
+
+
+def main() -> None:
+    """Entry point of ``atoll-peer``: errors in one sentence, exit status 2 for bad usage."""
+    from atoll.protocol.errors import JobError
+
+    signal.signal(signal.SIGTERM, _end_early)
+    try:
+        app()
+    except JobError as error:
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(USAGE_ERROR)
+
+
+async def _run(settings: PeerSettings) -> int:
+    """Runs the peer with signals turned into a leave; the exit status."""
+    from atoll.peer.daemon import Peer
+    from atoll.peer.session_values import ExitCode
+
+    peer = Peer(settings)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, peer.leave, "interrupted", ExitCode.INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, peer.leave, "told to end", ExitCode.FINISHED)
+    outcome = await peer.run()
+    print(outcome.reason, file=sys.stderr, flush=True)
+    if not peer.computing_ended:  # an operator is still being executed; the interpreter would not survive its end
+        os._exit(outcome.exit_code)
+    return outcome.exit_code
+
+
+def _end_early(number: int, frame: object) -> None:
+    """SIGTERM before there is anything to leave."""
+    sys.exit(0)
+
+
+def _describe(profile: Profile) -> str:
+    return "\n".join(
+        [
+            f"device        {profile.device}, {profile.threads} threads",
+            f"speed         {profile.flops_per_second / 1e9:.1f} GFLOP/s (fp32, forward and backward)",
+            f"free memory   {profile.memory_bytes / 2**30:.2f} GiB",
+            f"in use        {profile.resident_bytes / 2**20:.0f} MiB by this process",
+        ]
+    )

@@ -1,0 +1,292 @@
+"""A peer: carries out what its session decides, and owns every task, thread and socket of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from atoll.compression.registry import decode_message
+from atoll.peer.boundaries import state_judge
+from atoll.peer.connection import Connection, Received
+from atoll.peer.engine import Engine
+from atoll.peer.events import Arrived, Command, Faulted, Notice
+from atoll.peer.faults import fault_of
+from atoll.peer.profile import Profile, measure, resident_bytes
+from atoll.peer.session import Session, SessionState
+from atoll.peer.session_values import (
+    Advance,
+    AssignmentArrived,
+    Compute,
+    Connect,
+    ConnectionLost,
+    ExitCode,
+    Fetch,
+    Finish,
+    Instruction,
+    LeaveRequested,
+    LinksReady,
+    Outcome,
+    SessionEvent,
+    ShellFault,
+    StateFetched,
+    Tell,
+    Upload,
+    Uploaded,
+    UploadFailed,
+)
+from atoll.peer.settings import PeerSettings, software_version
+from atoll.peer.transfer import fetch_state, store_state
+from atoll.protocol.channel import PROTOCOL_VERSION
+from atoll.protocol.errors import AtollError, LinkError
+from atoll.protocol.ids import MicrobatchIndex, PeerId
+from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
+from atoll.protocol.v1 import session_pb2
+
+PROGRESS_SECONDS = 2.0  # the coordinator's lease is several times this
+
+_log = logging.getLogger("atoll.peer")
+
+
+class Peer:
+    """Runs once: ``outcome = await Peer(settings).run()``. Several may live in one process and on one loop."""
+
+    def __init__(self, settings: PeerSettings) -> None:
+        self._settings = settings
+        self._own = PeerId(settings.name)
+        self._session = Session()
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loading: set[asyncio.Task[None]] = set()
+        self._outcome: asyncio.Future[Outcome] | None = None
+        self._leaving: LeaveRequested | None = None
+        self.computing_ended = True
+
+    async def run(self) -> Outcome:
+        """Joins and works until the run or this peer ends; never raises for what other processes or the network do."""
+        self._outcome = asyncio.get_running_loop().create_future()
+        if self._leaving is not None:
+            self.leave(self._leaving.reason, self._leaving.exit_code)
+        start = asyncio.create_task(self._start())
+        try:
+            await asyncio.wait((start, self._outcome), return_when=asyncio.FIRST_COMPLETED)
+            if not self._outcome.done():
+                start.result()
+            return await self._outcome
+        except AtollError as error:
+            return Outcome(exit_code=ExitCode.FAILED, reason=str(error))
+        finally:
+            await self._close(start)
+
+    def leave(self, reason: str, exit_code: int = ExitCode.FINISHED) -> None:
+        """Announces that this peer leaves, and ends it; on the loop, at any moment."""
+        if self._outcome is None:
+            self._leaving = LeaveRequested(reason=reason, exit_code=exit_code)
+        elif self._connection is not None:
+            self._feed(LeaveRequested(reason=reason, exit_code=exit_code))
+        else:
+            self._finish(Outcome(exit_code=exit_code, reason=reason))
+
+    async def _start(self) -> None:
+        settings = self._settings
+        engine = self._engine = Engine(self._own, settings.device, self._on_notice, self._on_link_fault)
+        bound = await engine.start(settings.listen_address, settings.threads)
+        profile = await asyncio.to_thread(
+            measure, settings.device, threads=settings.threads, memory_cap_bytes=settings.memory_bytes
+        )
+        connection = Connection(self._own, str(settings.coordinator), self._on_coordinator, self._on_connection_lost)
+        self._connection = connection
+        await connection.open(settings.connect_seconds)
+        connection.tell(session_pb2.PeerMessage(join=self._join(profile, settings.advertised_address(bound))))
+        self._spawn(self._watch_joining(), self._tasks)
+
+    async def _close(self, start: asyncio.Task[None]) -> None:
+        if self._engine is not None:
+            self._engine.stop_computing()
+        tasks = {start, *self._tasks, *self._loading}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.close()
+        if self._engine is not None:
+            self.computing_ended = await self._engine.close()
+
+    def _join(self, profile: Profile, address: str) -> session_pb2.Join:
+        return session_pb2.Join(
+            protocol_version=PROTOCOL_VERSION,
+            version=software_version(),
+            name=self._own,
+            address=address,
+            device=profile.device,
+            threads=profile.threads,
+            memory_bytes=profile.memory_bytes,
+            flops_per_second=profile.flops_per_second,
+        )
+
+    def _on_coordinator(self, received: Received) -> None:
+        if not isinstance(received, EncodedMessage):
+            joining = self._session.state is SessionState.JOINING
+            self._feed(received)
+            if joining and self._session.state is SessionState.IDLE:
+                _log.info("%s joined the run %s", self._own, self._session.run)
+                self._spawn(self._report_progress(), self._tasks)
+        elif received.key.kind is Kind.ASSIGNMENT:
+            self._cancel_loading()
+            payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
+            self._feed(AssignmentArrived(generation=received.key.generation, payload=payload))
+        else:
+            self._post(Arrived(sender=None, message=decode_message(received)))
+
+    def _cancel_loading(self) -> None:
+        for task in self._loading:
+            task.cancel()
+
+    def _on_connection_lost(self, reason: str) -> None:
+        self._feed(ConnectionLost(reason=reason))
+
+    def _on_link_fault(self, error: LinkError) -> None:
+        _log.warning("%s", error)
+        self._feed(ShellFault(generation=self._session.generation, fault=fault_of(error, doing="exchanging tensors")))
+
+    def _on_notice(self, notice: Notice) -> None:
+        if isinstance(notice, Faulted):
+            _log.warning("step %d: %s", notice.step, notice.fault.reason)
+        self._feed(notice)
+
+    def _feed(self, event: SessionEvent) -> None:
+        for instruction in self._session.handle(event):
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Tell():
+                self._tell(instruction.message)
+            case Compute():
+                self._post(instruction.command)
+            case Connect():
+                _log_stage(instruction)
+                self._spawn(self._connect(instruction), self._loading)
+            case Fetch():
+                self._spawn(self._fetch(instruction), self._loading)
+            case Advance():
+                self._advance(instruction)
+            case Upload():
+                self._spawn(self._upload(instruction), self._tasks)
+            case Finish():
+                self._finish(instruction.outcome)
+
+    def _tell(self, message: session_pb2.PeerMessage) -> None:
+        """Sends a message to the coordinator, with what only the shell knows filled in."""
+        assert self._connection is not None
+        assert self._engine is not None
+        if message.HasField("ready"):
+            message.ready.resident_bytes = resident_bytes()
+        elif message.HasField("report"):
+            message.report.resident_bytes = resident_bytes()
+            message.report.links.extend(self._engine.uses())
+        self._connection.tell(message)
+
+    def _post(self, command: Command) -> None:
+        assert self._engine is not None
+        self._engine.post(command)
+
+    def _advance(self, instruction: Advance) -> None:
+        assert self._engine is not None
+        assert self._connection is not None
+        self._engine.advance(instruction.generation)
+        self._connection.advance(instruction.generation)
+
+    def _finish(self, outcome: Outcome) -> None:
+        assert self._outcome is not None
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+    async def _connect(self, instruction: Connect) -> None:
+        assert self._engine is not None
+        generation = instruction.assignment.generation
+        try:
+            await self._engine.connect(instruction.assignment, instruction.boundaries)
+            self._feed(LinksReady(generation=generation))
+        except AtollError as error:
+            self._feed(ShellFault(generation=generation, fault=fault_of(error, doing="connecting to neighbours")))
+
+    async def _fetch(self, instruction: Fetch) -> None:
+        assert self._connection is not None
+        assignment, generation = instruction.assignment, instruction.assignment.generation
+        judge = state_judge(assignment.graph)
+        try:
+            given = await fetch_state(self._connection.stub, self._own, generation, assignment.fetch, judge)
+            self._feed(StateFetched(generation=generation, given=given))
+        except AtollError as error:
+            fault = fault_of(error, doing="fetching state from the coordinator")
+            self._feed(ShellFault(generation=generation, fault=fault))
+
+    async def _upload(self, instruction: Upload) -> None:
+        assert self._connection is not None
+        generation, step = instruction.generation, instruction.step
+        try:
+            await store_state(self._connection.stub, self._own, self._state_key(instruction), instruction.items)
+            self._feed(Uploaded(generation=generation, step=step))
+        except AtollError as error:
+            fault = fault_of(error, doing="storing state at the coordinator")
+            self._feed(UploadFailed(generation=generation, step=step, fault=fault))
+
+    def _state_key(self, instruction: Upload) -> MessageKey:
+        assert self._engine is not None
+        stage = self._engine.progress.stage
+        assert stage is not None
+        return MessageKey(
+            generation=instruction.generation,
+            step=instruction.step,
+            microbatch=MicrobatchIndex(0),
+            kind=Kind.STATE,
+            source=stage,
+            target=stage,
+        )
+
+    async def _report_progress(self) -> None:
+        assert self._engine is not None
+        assert self._connection is not None
+        while True:
+            progress = self._engine.progress
+            message = session_pb2.Progress(
+                generation=progress.generation,
+                step=progress.step,
+                phase=progress.phase,
+                waiting_for=progress.waiting_for or "",
+                resident_bytes=resident_bytes(),
+                count=progress.count,
+            )
+            self._connection.tell(session_pb2.PeerMessage(progress=message))
+            await asyncio.sleep(PROGRESS_SECONDS)
+
+    async def _watch_joining(self) -> None:
+        """Ends the peer when the coordinator does not answer its Join."""
+        seconds = self._settings.connect_seconds
+        await asyncio.sleep(seconds)
+        if self._session.state is SessionState.JOINING:
+            address = self._settings.coordinator
+            self._on_connection_lost(f"the coordinator at {address} did not answer within {seconds:g} s: is it overloaded?")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:
+        """Runs ``work`` as a task; an error that it lets through is a bug and ends this peer."""
+        task = asyncio.create_task(work)
+        group.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            group.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                _log.error("this is a bug in atoll-peer", exc_info=error)
+                self._finish(Outcome(exit_code=ExitCode.FAILED, reason=f"a bug in atoll-peer: {error!r}"))
+
+        task.add_done_callback(ended)
+
+
+def _log_stage(instruction: Connect) -> None:
+    graph = instruction.assignment.graph
+    modules = [node.module for node in graph.nodes if node.module] or ["the model"]
+    _log.info("stage %d of %d: %s to %s", graph.stage + 1, graph.num_stages, modules[0], modules[-1])

@@ -1,0 +1,122 @@
+"""What computes and talks to neighbours, without the session: the compute thread, the links and the server they listen on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import grpc.aio
+
+from atoll.peer.boundaries import Boundaries
+from atoll.peer.compute_thread import ComputeThread
+from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Delivered, Faulted, Notice
+from atoll.peer.faults import Fault, FaultKind
+from atoll.peer.links import Links, LinkSettings
+from atoll.peer.pipeline import Pipeline, PipelineSurroundings
+from atoll.protocol.assignment import Assignment
+from atoll.protocol.channel import start_server
+from atoll.protocol.errors import LinkError
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.messages import Kind, Message, MessageHeader
+from atoll.protocol.v1 import session_pb2
+
+CREDIT = 16  # messages of a kind that a neighbour may have unused: enough to fill a link of 100 ms, bounded for a slow stage
+CLOSE_SECONDS = 2.0  # how long a peer that ends waits for the operator that is being executed
+
+
+class Engine:
+    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop."""
+
+    def __init__(
+        self, own: PeerId, device: str, on_notice: Callable[[Notice], None], on_fault: Callable[[LinkError], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_notice = on_notice
+        self._links = Links(own, on_message=self._arrived, on_fault=on_fault)
+        self._pipeline = Pipeline(PipelineSurroundings(device=device, send=self._send, notify=self._notify))
+        self._thread: ComputeThread | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, listen: str, num_threads: int | None) -> str:
+        """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
+        self._server, bound = await start_server([self._links.register], listen)
+        self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
+        self._thread.start()
+        return bound
+
+    @property
+    def progress(self) -> ComputeProgress:
+        """What the compute thread is at."""
+        return self._pipeline.progress
+
+    def post(self, command: Command) -> None:
+        """Hands a command to the compute thread; ignored when there is none."""
+        if self._thread is not None:
+            self._thread.post(command)
+
+    def uses(self) -> tuple[session_pb2.LinkUse, ...]:
+        """What each link has carried."""
+        return self._links.uses()
+
+    def advance(self, generation: Generation) -> None:
+        """The links drop what is older."""
+        self._links.advance(generation)
+
+    async def connect(self, assignment: Assignment, boundaries: Boundaries) -> None:
+        """Opens the links of an assignment; raises LinkError when a neighbour cannot be reached."""
+        stages = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
+
+        def accept(peer: PeerId, header: MessageHeader) -> str | None:
+            if stages.get(header.key.source) != peer:
+                return f"{peer} does not hold stage {header.key.source}"
+            return boundaries.refusal(header.key, [tensor.name for tensor in header.tensors])
+
+        await self._links.configure(
+            generation=assignment.generation,
+            neighbours=assignment.neighbours,
+            settings=LinkSettings(
+                credit={Kind.ACTIVATION: CREDIT, Kind.GRADIENT: CREDIT},
+                forward_codec=assignment.forward_codec,
+                backward_codec=assignment.backward_codec,
+                silence_seconds=assignment.link_seconds,
+                connect_seconds=assignment.link_seconds,
+            ),
+            accept=accept,
+        )
+
+    def stop_computing(self) -> None:
+        """Ends the compute thread after the operator that is being executed; does not wait for it."""
+        if self._thread is not None:
+            self._thread.stop()
+
+    async def close(self) -> bool:
+        """Ends everything within a few seconds; False when an operator is still being executed then."""
+        self.stop_computing()
+        await self._links.close()
+        if self._server is not None:
+            await self._server.stop(grace=None)
+        return self._thread is None or await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+
+    def _arrived(self, peer: PeerId, message: Message) -> None:
+        self.post(Arrived(sender=peer, message=message))
+
+    def _send(self, peer: PeerId, message: Message) -> None:
+        """Called by the compute thread."""
+        done = self._links.send(peer, message)
+        if message.key.evaluation and message.key.kind is Kind.ACTIVATION:
+            done.add_done_callback(lambda future: None if future.cancelled() else self.post(Delivered(key=message.key)))
+
+    def _notify(self, notice: Notice) -> None:
+        """Called by the compute thread."""
+        if isinstance(notice, Consumed):
+            self._links.consumed(notice.key, notice.sender)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the peer ended while an operator was being executed
+            self._loop.call_soon_threadsafe(self._on_notice, notice)
+
+    def _died(self, error: BaseException) -> None:
+        """Called by the compute thread as its last act: a bug in this program."""
+        progress = self._pipeline.progress
+        fault = Fault(kind=FaultKind.INTERNAL, reason=f"computing ended while {progress.phase}: {error!r}")
+        self._notify(Faulted(generation=progress.generation, step=progress.step, fault=fault, fatal=True))

@@ -1,0 +1,170 @@
+"""What goes into a peer's computing and what comes out of it: values, passed between the loop and the compute thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from atoll.peer.boundaries import Boundaries
+from atoll.peer.faults import Fault
+from atoll.protocol.assignment import Assignment
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
+from atoll.protocol.messages import Message, MessageKey
+
+# --- commands: from the session to computing ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """A new stage, as the bytes of an Assignment; what was there before is dropped. Answered by Accepted or Faulted."""
+
+    generation: Generation
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initialise:
+    """Make the first values of the accepted stage, some of them ``given``. Answered by Loaded or Faulted."""
+
+    generation: Generation
+    given: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A message from a neighbour, or from the coordinator (``sender`` None)."""
+
+    sender: PeerId | None
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """Stage ``target`` has taken the activation of this key."""
+
+    key: MessageKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginStep:
+    generation: Generation
+    step: StepNumber
+    num_microbatches: int
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitStep:
+    generation: Generation
+    step: StepNumber
+    clip_factor: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoidStep:
+    """Drop whatever the step did; go on under ``next_generation``. Answered by StepVoided."""
+
+    generation: Generation
+    step: StepNumber
+    next_generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOutState:
+    """Answered by StateReady. Commits wait until HandedOut, so that what is read belongs to one step."""
+
+    generation: Generation
+    step: StepNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOut:
+    generation: Generation
+
+
+Command: TypeAlias = Assign | Initialise | Arrived | Delivered | BeginStep | CommitStep | VoidStep | HandOutState | HandedOut
+
+# --- notices: from computing to the session ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The assignment passed validation."""
+
+    generation: Generation
+    assignment: Assignment
+    boundaries: Boundaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchLoss:
+    microbatch: MicrobatchIndex
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A step is done here and waits for its commit (an evaluation is over)."""
+
+    generation: Generation
+    step: StepNumber
+    evaluation: bool
+    losses: tuple[MicrobatchLoss, ...]
+    squared_norms: Mapping[str, float]
+    compute_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepVoided:
+    next_generation: Generation
+    step: StepNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateReady:
+    generation: Generation
+    step: StepNumber
+    items: Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """A neighbour's message has been used: it may send another of its kind."""
+
+    sender: PeerId
+    key: MessageKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulted:
+    """Something went wrong; with ``fatal`` the stage's state can no longer be trusted and the peer must end."""
+
+    generation: Generation
+    step: StepNumber
+    fault: Fault
+    fatal: bool = False
+
+
+Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | Consumed | Faulted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeProgress:
+    """What computing is at, for people and for the coordinator's watch; ``count`` grows with each piece of work."""
+
+    generation: Generation
+    step: StepNumber
+    phase: str = "idle"
+    waiting_for: PeerId | None = None
+    stage: StageIndex | None = None
+    count: int = 0

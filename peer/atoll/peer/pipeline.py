@@ -1,0 +1,267 @@
+"""What the compute thread does: holds the stage, and turns commands into work and notices. Knows no thread and no socket.
+
+A void may arrive at any moment: the call in progress ends, then everything of the step is dropped. Whatever goes wrong becomes
+a Faulted notice; the pipeline then waits for the coordinator's word. An error in the middle of a commit leaves the stage half
+updated and is therefore fatal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from atoll.peer.boundaries import Boundaries
+from atoll.peer.events import (
+    Accepted,
+    Arrived,
+    Assign,
+    BeginStep,
+    Command,
+    CommitStep,
+    ComputeProgress,
+    Delivered,
+    Faulted,
+    HandedOut,
+    HandOutState,
+    Initialise,
+    Loaded,
+    Notice,
+    StateReady,
+    StepVoided,
+    VoidStep,
+)
+from atoll.peer.faults import Fault, fault_of
+from atoll.peer.mailbox import Mailbox
+from atoll.peer.stage import Stage, StageSettings
+from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
+from atoll.protocol.assignment import Assignment, assignment_from_bytes
+from atoll.protocol.errors import GraphRefused, WireError
+from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
+from atoll.protocol.messages import Kind, Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSurroundings:
+    """What the pipeline works with; ``send`` hands a message over to the links without waiting."""
+
+    device: str
+    send: Callable[[PeerId, Message], None]
+    notify: Callable[[Notice], None]
+    clock: Callable[[], float] = time.monotonic
+
+
+class Pipeline:
+    """``handle`` a command, then call ``work`` until it returns False; both on one thread."""
+
+    def __init__(self, surroundings: PipelineSurroundings) -> None:
+        self._with = surroundings
+        self._assignment: Assignment | None = None
+        self._stage: Stage | None = None
+        self._boundaries: Boundaries | None = None
+        self._peers: dict[StageIndex, PeerId] = {}
+        self._mailbox = Mailbox()
+        self._generation = Generation(0)
+        self._step = StepNumber(0)
+        self._run: StepRun | None = None
+        self._handing_out = False
+        self._postponed: list[Command] = []
+        self._doing = "idle"
+        self.progress = ComputeProgress(generation=self._generation, step=self._step)
+
+    def handle(self, command: Command) -> None:
+        """Takes in one command; what goes wrong becomes a Faulted notice."""
+        try:
+            self._dispatch(command)
+        except Exception as error:  # whatever a graph makes torch raise must not end this thread
+            self._fail(error, fatal=isinstance(command, CommitStep | HandedOut))  # HandedOut may carry out a postponed commit
+        self._publish(count=1)
+
+    def work(self) -> bool:
+        """Does one piece of work of the step; False when there is nothing to do but wait for the next command."""
+        run = self._run
+        if run is None:
+            return False
+        self._doing = run.activity
+        self._publish(count=0)
+        try:
+            worked = run.advance()
+        except Exception as error:  # as in ``handle``
+            self._fail(error)
+            worked = False
+        if run.start.evaluation and run.phase is Phase.REPORTED:
+            self._end_step(run.start)
+        self._publish(count=int(worked))
+        return worked
+
+    def _dispatch(self, command: Command) -> None:
+        if self._must_wait(command):
+            self._postponed.append(command)
+            return
+        match command:
+            case Arrived():
+                self._arrive(command)
+            case Delivered():
+                if self._run is not None and self._run.belongs(command.key):
+                    self._run.delivered(command.key)
+            case BeginStep():
+                self._begin(command)
+            case CommitStep():
+                self._commit(command)
+            case VoidStep():
+                self._void(command)
+            case Assign():
+                self._assign(command)
+            case Initialise():
+                self._initialise(command)
+            case HandOutState():
+                self._hand_out(command)
+            case HandedOut():
+                self._handed_out()
+
+    def _must_wait(self, command: Command) -> bool:
+        """While state is handed out a commit waits, and with it what comes after it."""
+        if isinstance(command, CommitStep):
+            return self._handing_out
+        return bool(self._postponed) and isinstance(command, BeginStep | VoidStep | HandOutState)
+
+    def _handed_out(self) -> None:
+        self._handing_out = False
+        postponed, self._postponed = self._postponed, []
+        for command in postponed:
+            self._dispatch(command)
+
+    def _assign(self, command: Assign) -> None:
+        self._doing = "reading the assignment"
+        self._run, self._stage, self._boundaries, self._assignment = None, None, None, None
+        self._handing_out, self._postponed = False, []
+        self._generation = command.generation
+        self._mailbox.drop_before(command.generation)
+        self._publish(count=1)
+        assignment = _read_assignment(command)
+        self._step = assignment.committed_step
+        self._assignment = assignment
+        self._boundaries = Boundaries(assignment.graph, reduced_precision=assignment.precision == "bf16")
+        self._peers = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
+        accepted = Accepted(generation=assignment.generation, assignment=assignment, boundaries=self._boundaries)
+        self._with.notify(accepted)
+
+    def _initialise(self, command: Initialise) -> None:
+        assignment = self._assignment
+        if assignment is None or command.generation != assignment.generation:
+            return  # overtaken by a newer assignment
+        self._doing = "loading"
+        self._publish(count=1)
+        stage = Stage(assignment.graph, _stage_settings(assignment, self._with.device))
+        stage.initialise(command.given)
+        self._stage = stage
+        self._doing = "idle"
+        self._with.notify(Loaded(generation=assignment.generation))
+
+    def _arrive(self, command: Arrived) -> None:
+        message = command.message
+        if message.key.kind is Kind.BATCH:
+            message = dataclasses.replace(message, key=dataclasses.replace(message.key, source=COORDINATOR_STAGE))
+        if self._mailbox.put(command.sender, message) and self._run is not None and self._run.belongs(message.key):
+            self._run.arrived(message.key)
+
+    def _begin(self, command: BeginStep) -> None:
+        stage, boundaries, assignment = self._stage, self._boundaries, self._assignment
+        if stage is None or boundaries is None or assignment is None:
+            raise WireError("a step was started before this peer had its stage")
+        self._step = command.step
+        self._run = StepRun(
+            command,
+            StepSurroundings(
+                stage=stage,
+                boundaries=boundaries,
+                mailbox=self._mailbox,
+                peers=self._peers,
+                in_flight=assignment.in_flight,
+                send=self._with.send,
+                notify=self._with.notify,
+                clock=self._with.clock,
+            ),
+        )
+
+    def _commit(self, command: CommitStep) -> None:
+        if self._stage is None:
+            return
+        self._doing = "committing"
+        self._stage.commit(command.clip_factor, command.learning_rate)
+        if self._run is not None:
+            self._end_step(self._run.start)
+
+    def _end_step(self, start: BeginStep) -> None:
+        self._run = None
+        self._doing = "idle"
+        self._mailbox.drop_step(start.generation, start.step, evaluation=start.evaluation)
+
+    def _void(self, command: VoidStep) -> None:
+        self._doing = "voiding"
+        self._abandon()
+        self._generation = command.next_generation
+        self._mailbox.drop_before(command.next_generation)
+        self._doing = "idle"
+        self._with.notify(StepVoided(next_generation=command.next_generation, step=command.step))
+
+    def _hand_out(self, command: HandOutState) -> None:
+        if self._stage is None:
+            raise WireError("state was asked for before this peer had its stage")
+        self._handing_out = True
+        self._with.notify(StateReady(generation=command.generation, step=command.step, items=self._stage.state()))
+
+    def _abandon(self) -> None:
+        """Drops the step, so that its memory is free at once."""
+        self._run = None
+        if self._stage is not None:
+            self._stage.void()
+
+    def _fail(self, error: Exception, *, fatal: bool = False) -> None:
+        self._report_fault(fault_of(error, doing=self._doing), fatal=fatal)
+
+    def _report_fault(self, fault: Fault, *, fatal: bool = False) -> None:
+        try:
+            self._abandon()
+        except Exception as error:  # a stage that cannot even drop its step is lost
+            fault, fatal = fault_of(error, doing="dropping the step"), True
+        self._doing = "idle"
+        self._with.notify(Faulted(generation=self._generation, step=self._step, fault=fault, fatal=fatal))
+
+    def _publish(self, *, count: int) -> None:
+        """Replaces ``progress``, which other threads read."""
+        phase, waiting_for = self._doing, None
+        if self._run is not None:
+            what, waiting_for = self._run.waiting_for()
+            phase = f"waiting for {what}" if what else self._run.activity
+        self.progress = ComputeProgress(
+            generation=self._generation,
+            step=self._step,
+            phase=phase,
+            waiting_for=waiting_for,
+            stage=None if self._boundaries is None else self._boundaries.stage,
+            count=self.progress.count + count,
+        )
+
+
+def _read_assignment(command: Assign) -> Assignment:
+    try:
+        assignment = assignment_from_bytes(command.payload)
+    except WireError as error:
+        raise GraphRefused(f"the assignment cannot be read: {error}") from error
+    if assignment.generation != command.generation:
+        raise GraphRefused(f"an assignment of generation {assignment.generation} came as generation {command.generation}")
+    return assignment
+
+
+def _stage_settings(assignment: Assignment, device: str) -> StageSettings:
+    return StageSettings(
+        run_seed=assignment.run_seed,
+        device=torch.device(device),
+        precision=assignment.precision,
+        recompute=assignment.recompute,
+        optimizer=assignment.optimizer,
+    )

@@ -1,0 +1,122 @@
+"""What this peer can do, measured: speed, memory. A short real forward and backward, not a table of devices."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from atoll.protocol.errors import JobError
+
+_WIDTH = {"cpu": 256, "cuda": 2048, "mps": 1024}  # large enough to keep the device busy, small enough to end in a moment
+_ROWS = {"cpu": 512, "cuda": 4096, "mps": 2048}
+_EXPANSION = 4  # as in the feed-forward part of a transformer
+_SECONDS = 0.3
+_FEWEST_REPETITIONS = 3
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """``memory_bytes`` is what the peer may use, its cap included; ``flops_per_second`` counts forward and backward in fp32."""
+
+    device: str
+    threads: int
+    flops_per_second: float
+    memory_bytes: int
+    resident_bytes: int
+
+
+def choose_device(text: str | None) -> str:
+    """The device to compute on: the given one when it exists here, else the best there is; raises JobError."""
+    if text is None:
+        return "cuda:0" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise JobError("--device", f"{text!r} is not a device; write cpu, cuda:0 or mps") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise JobError("--device", f"{text} is not here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu")
+    if device.type == "mps" and not _has_mps():
+        raise JobError("--device", "this machine has no MPS device; try --device cpu")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise JobError("--device", f"{text!r} is not supported; write cpu, cuda:0 or mps")
+    return "cuda:0" if text == "cuda" else text
+
+
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()
+
+
+def measure(device: str, *, threads: int | None = None, memory_cap_bytes: int | None = None) -> Profile:
+    """Measures for a third of a second."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    speed = flops_per_second(device)
+    free = free_memory_bytes(device)
+    return Profile(
+        device=device,
+        threads=torch.get_num_threads(),
+        flops_per_second=speed,
+        memory_bytes=free if memory_cap_bytes is None else min(free, memory_cap_bytes),
+        resident_bytes=resident_bytes(),
+    )
+
+
+def flops_per_second(device: str, *, seconds: float = _SECONDS) -> float:
+    """The best of several forward and backward passes: an interruption by another process makes one slow, not all."""
+    kind = torch.device(device).type
+    width, rows = _WIDTH.get(kind, 256), _ROWS.get(kind, 512)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(rows, width, generator=generator).to(device).requires_grad_()
+    first = torch.randn(width * _EXPANSION, width, generator=generator).div_(width).to(device).requires_grad_()
+    second = torch.randn(width, width * _EXPANSION, generator=generator).div_(width).to(device).requires_grad_()
+    flops = 3 * 2 * 2 * rows * width * width * _EXPANSION  # two products, forward and two backward each, 2 FLOPs a term
+    best = float("inf")
+    repetitions, deadline = 0, time.perf_counter() + seconds
+    while repetitions <= _FEWEST_REPETITIONS or time.perf_counter() < deadline:
+        started = time.perf_counter()
+        hidden = torch.nn.functional.gelu(torch.nn.functional.linear(inputs, first))
+        torch.autograd.grad(torch.nn.functional.linear(hidden, second).sum(), (inputs, first, second))
+        _synchronise(kind)
+        if repetitions > 0:  # the first one warms up
+            best = min(best, time.perf_counter() - started)
+        repetitions += 1
+    return flops / best
+
+
+def free_memory_bytes(device: str) -> int:
+    """What may still be allocated on the device; on the CPU the container's limit counts as well."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if kind == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    free = int(psutil.virtual_memory().available)
+    limit = _container_free_bytes()
+    return free if limit is None else min(free, limit)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def _container_free_bytes() -> int | None:
+    try:
+        limit = _CGROUP_LIMIT.read_text().strip()
+        used = int(_CGROUP_USE.read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _synchronise(kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.synchronize()
+    elif kind == "mps":
+        torch.mps.synchronize()

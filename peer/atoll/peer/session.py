@@ -1,0 +1,289 @@
+"""The life of a peer's session with its coordinator, as a pure state machine: ``handle(event)`` returns instructions.
+
+Theory of operation. After Welcome a peer is idle until an assignment comes. It loads (compute validates the graph and makes the
+first values, the links connect, given state is fetched) and says Ready. Then steps: StartStep, StageReport, Commit. A Void ends
+a step at any moment and moves everything to the next generation; an assignment replaces everything. Each command names its
+generation: older ones are dropped in silence (they crossed with a void on the wire), newer ones break the protocol, because the
+coordinator's stream is in order. After a fault the peer waits for the coordinator's Void or assignment.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from atoll.peer.events import (
+    Accepted,
+    Assign,
+    BeginStep,
+    CommitStep,
+    Faulted,
+    HandedOut,
+    HandOutState,
+    Initialise,
+    Loaded,
+    Reported,
+    StateReady,
+    StepVoided,
+    VoidStep,
+)
+from atoll.peer.faults import Fault, FaultKind
+from atoll.peer.session_values import (
+    Advance,
+    AssignmentArrived,
+    Compute,
+    Connect,
+    ConnectionLost,
+    ExitCode,
+    Fetch,
+    Finish,
+    Instruction,
+    LeaveRequested,
+    LinksReady,
+    Outcome,
+    SessionEvent,
+    ShellFault,
+    StateFetched,
+    Tell,
+    Upload,
+    Uploaded,
+    UploadFailed,
+)
+from atoll.protocol.ids import Generation, PeerId, StepNumber
+from atoll.protocol.v1 import session_pb2
+
+
+class SessionState(StrEnum):
+    """``STEPPING`` lasts until the step's report; ``REPORTED`` until its commit; ``FAULTED`` until a void or an assignment."""
+
+    JOINING = "joining"
+    IDLE = "idle"
+    LOADING = "loading"
+    READY = "ready"
+    STEPPING = "stepping"
+    REPORTED = "reported"
+    FAULTED = "faulted"
+    ENDED = "ended"
+
+
+class Session:
+    """``handle`` each event in the order of its arrival and carry out the instructions in order."""
+
+    def __init__(self) -> None:
+        self.state = SessionState.JOINING
+        self.name = PeerId("")
+        self.run = ""
+        self.generation = Generation(0)
+        self.step = StepNumber(0)
+        self._links_ready = False
+        self._loaded = False
+
+    def handle(self, event: SessionEvent) -> list[Instruction]:
+        """What to do now. Nothing is ever done once the session has ended."""
+        if self.state is SessionState.ENDED:
+            return []
+        if isinstance(event, session_pb2.CoordinatorMessage):
+            return self._from_coordinator(event)
+        match event:
+            case LeaveRequested():
+                leave = session_pb2.PeerMessage(leave=session_pb2.Leave(reason=event.reason))
+                return [Tell(leave), *self._finish(event.exit_code, event.reason)]
+            case ConnectionLost():
+                return self._finish(ExitCode.FAILED, event.reason)
+            case AssignmentArrived():
+                return self._assigned(event)
+            case LinksReady() if event.generation == self.generation:
+                self._links_ready = True
+                return self._ready_if_complete()
+            case StateFetched() if event.generation == self.generation:
+                return [Compute(Initialise(generation=event.generation, given=event.given))]
+            case Uploaded():
+                stored = session_pb2.Stored(generation=event.generation, step=event.step)
+                return [Compute(HandedOut(generation=event.generation)), Tell(session_pb2.PeerMessage(stored=stored))]
+            case UploadFailed():
+                fault = Tell(session_pb2.PeerMessage(fault=_fault_message(event.generation, event.step, event.fault)))
+                return [Compute(HandedOut(generation=event.generation)), fault]
+            case ShellFault() if event.generation == self.generation:
+                return self._outside_fault(event.fault)
+            case LinksReady() | StateFetched() | ShellFault():
+                return []
+        return self._from_compute(event)
+
+    def _from_coordinator(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:
+        content = message.WhichOneof("content")
+        if self.state is SessionState.JOINING:
+            return self._joined(message)
+        match content:
+            case "start":
+                return self._start(message.start)
+            case "commit":
+                return self._commit(message.commit)
+            case "void":
+                return self._void(message.void)
+            case "store":
+                return self._store(message.store)
+            case "end":
+                return self._ended(message.end)
+            case "rejected":
+                return self._rejected(message.rejected)
+        return self._broken(f"it sent {content or 'an empty message'}, which this version does not expect here")
+
+    def _ended(self, end: session_pb2.End) -> list[Instruction]:
+        if end.finished:
+            return self._finish(ExitCode.FINISHED, end.reason or "the run finished")
+        return self._finish(ExitCode.FAILED, f"the run failed: {end.reason or 'the coordinator gave no reason'}")
+
+    def _joined(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:
+        match message.WhichOneof("content"):
+            case "welcome":
+                self.state = SessionState.IDLE
+                self.name = PeerId(message.welcome.name)
+                self.run = message.welcome.run
+                return []
+            case "rejected":
+                return self._rejected(message.rejected)
+            case "end":
+                return self._finish(ExitCode.FAILED, message.end.reason or "the run is over")
+        return self._broken("it did not answer Join with Welcome or Rejected")
+
+    def _rejected(self, rejected: session_pb2.Rejected) -> list[Instruction]:
+        reason = f"the coordinator refused this peer: {rejected.reason}"
+        return self._finish(ExitCode.FAILED, reason, again=rejected.again)
+
+    def _assigned(self, event: AssignmentArrived) -> list[Instruction]:
+        if event.generation <= self.generation:
+            return []
+        self.state = SessionState.LOADING
+        self.generation = event.generation
+        self._links_ready = self._loaded = False
+        return [Compute(Assign(generation=event.generation, payload=event.payload))]
+
+    def _start(self, start: session_pb2.StartStep) -> list[Instruction]:
+        if start.generation < self.generation or self.state is SessionState.FAULTED:
+            return []
+        if start.generation > self.generation or self.state is not SessionState.READY:
+            return self._out_of_turn(f"started step {start.step} of generation {start.generation}")
+        if start.num_microbatches < 1:
+            return self._broken("it started a step without microbatches")
+        self.state = SessionState.STEPPING
+        self.step = StepNumber(start.step)
+        begin = BeginStep(
+            generation=self.generation, step=self.step, num_microbatches=start.num_microbatches, evaluation=start.evaluation
+        )
+        return [Compute(begin)]
+
+    def _commit(self, commit: session_pb2.Commit) -> list[Instruction]:
+        if commit.generation < self.generation:
+            return []
+        if self.state is not SessionState.REPORTED or (commit.generation, commit.step) != (self.generation, self.step):
+            return self._out_of_turn(f"committed step {commit.step} of generation {commit.generation}")
+        self.state = SessionState.READY
+        command = CommitStep(
+            generation=self.generation, step=self.step, clip_factor=commit.clip_factor, learning_rate=commit.learning_rate
+        )
+        return [Compute(command)]
+
+    def _void(self, void: session_pb2.Void) -> list[Instruction]:
+        if void.generation < self.generation:
+            return []
+        if void.next_generation <= self.generation:
+            return self._broken(f"it voided generation {void.generation} without a newer one")
+        loaded = self._loaded and self._links_ready
+        self.generation = Generation(void.next_generation)
+        self.state = SessionState.READY if loaded else SessionState.IDLE
+        return [
+            Compute(
+                VoidStep(generation=Generation(void.generation), step=StepNumber(void.step), next_generation=self.generation)
+            )
+        ]
+
+    def _store(self, store: session_pb2.Store) -> list[Instruction]:
+        if store.generation < self.generation:
+            return []
+        if store.generation > self.generation or not self._loaded:
+            return self._out_of_turn(f"asked for the state of generation {store.generation}")
+        return [Compute(HandOutState(generation=self.generation, step=StepNumber(store.step)))]
+
+    def _from_compute(self, notice: SessionEvent) -> list[Instruction]:
+        match notice:
+            case StepVoided():
+                voided = session_pb2.Voided(generation=notice.next_generation, step=notice.step)
+                return [Advance(notice.next_generation), Tell(session_pb2.PeerMessage(voided=voided))]
+            case StateReady():  # of an older generation too: computing waits to hear that it was handed out
+                return [Upload(notice.generation, notice.step, notice.items)]
+            case Faulted() if notice.fatal:
+                told = Tell(session_pb2.PeerMessage(fault=_fault_message(notice.generation, notice.step, notice.fault)))
+                return [told, *self._finish(ExitCode.FAILED, notice.fault.reason)]
+        if getattr(notice, "generation", None) != self.generation or self.state is SessionState.FAULTED:
+            return []  # overtaken by a void or an assignment
+        match notice:
+            case Accepted():
+                return self._accepted(notice)
+            case Loaded():
+                self._loaded = True
+                return self._ready_if_complete()
+            case Reported():
+                self.state = SessionState.READY if notice.evaluation else SessionState.REPORTED
+                return [Tell(session_pb2.PeerMessage(report=_report_message(notice)))]
+            case Faulted():
+                return self._fault(notice.fault)
+        return []
+
+    def _accepted(self, accepted: Accepted) -> list[Instruction]:
+        connect = Connect(accepted.assignment, accepted.boundaries)
+        if accepted.assignment.fetch:
+            return [connect, Fetch(accepted.assignment)]
+        return [connect, Compute(Initialise(generation=self.generation, given={}))]
+
+    def _ready_if_complete(self) -> list[Instruction]:
+        if self.state is not SessionState.LOADING or not (self._loaded and self._links_ready):
+            return []
+        self.state = SessionState.READY
+        return [Tell(session_pb2.PeerMessage(ready=session_pb2.Ready(generation=self.generation)))]
+
+    def _fault(self, fault: Fault) -> list[Instruction]:
+        self.state = SessionState.FAULTED
+        return [Tell(session_pb2.PeerMessage(fault=_fault_message(self.generation, self.step, fault)))]
+
+    def _outside_fault(self, fault: Fault) -> list[Instruction]:
+        """Computing is not touched by it: a step that was reported can still be committed. Loading is over, though."""
+        if self.state is SessionState.LOADING:
+            return self._fault(fault)
+        return [Tell(session_pb2.PeerMessage(fault=_fault_message(self.generation, self.step, fault)))]
+
+    def _out_of_turn(self, what: str) -> list[Instruction]:
+        return self._broken(f"it {what} while this peer is {self.state} in generation {self.generation}, step {self.step}")
+
+    def _broken(self, what: str) -> list[Instruction]:
+        reason = f"the coordinator broke the protocol: {what}"
+        fault = Fault(kind=FaultKind.INTERNAL, reason=reason)
+        told = Tell(session_pb2.PeerMessage(fault=_fault_message(self.generation, self.step, fault)))
+        return [told, *self._finish(ExitCode.FAILED, reason)]
+
+    def _finish(self, exit_code: int, reason: str, *, again: bool = False) -> list[Instruction]:
+        self.state = SessionState.ENDED
+        return [Finish(Outcome(exit_code=exit_code, reason=reason, again=again))]
+
+
+def _report_message(report: Reported) -> session_pb2.StageReport:
+    losses = [
+        session_pb2.MicrobatchLoss(microbatch=item.microbatch, loss=item.loss, metrics=item.metrics) for item in report.losses
+    ]
+    norms = [session_pb2.SquaredNorm(parameter=name, value=value) for name, value in report.squared_norms.items()]
+    return session_pb2.StageReport(
+        generation=report.generation,
+        step=report.step,
+        evaluation=report.evaluation,
+        losses=losses,
+        squared_norms=norms,
+        compute_seconds=report.compute_seconds,
+    )
+
+
+def _fault_message(generation: Generation, step: StepNumber, fault: Fault) -> session_pb2.Fault:
+    return session_pb2.Fault(
+        generation=generation,
+        step=step,
+        kind=fault.kind.value,
+        reason=fault.reason,
+        accused=fault.accused or "",
+    )

@@ -1,0 +1,154 @@
+"""What a session takes in and gives out: events, besides the coordinator's messages, and instructions to the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from atoll.peer.boundaries import Boundaries
+from atoll.peer.events import Command, Notice
+from atoll.peer.faults import Fault
+from atoll.protocol.assignment import Assignment
+from atoll.protocol.ids import Generation, StepNumber
+from atoll.protocol.v1 import session_pb2
+
+
+class ExitCode:
+    """Exit statuses of the daemon, as the command line documents them."""
+
+    FINISHED = 0
+    FAILED = 1
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Why a peer ended; ``again`` says that joining once more may help."""
+
+    exit_code: int
+    reason: str
+    again: bool = False
+
+
+# --- events from the shell, besides the coordinator's messages and the notices of computing ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignmentArrived:
+    generation: Generation
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksReady:
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFetched:
+    generation: Generation
+    given: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    generation: Generation
+    step: StepNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFailed:
+    generation: Generation
+    step: StepNumber
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellFault:
+    """A fault of loading or of a link, seen outside of computing."""
+
+    generation: Generation
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLost:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequested:
+    """A person or a signal wants this peer to end with ``exit_code``."""
+
+    reason: str
+    exit_code: int
+
+
+SessionEvent: TypeAlias = (
+    session_pb2.CoordinatorMessage
+    | Notice
+    | AssignmentArrived
+    | LinksReady
+    | StateFetched
+    | Uploaded
+    | UploadFailed
+    | ShellFault
+    | ConnectionLost
+    | LeaveRequested
+)
+
+# --- instructions to the shell ---
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this to the coordinator."""
+
+    message: session_pb2.PeerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Configure the links for this assignment; answer LinksReady or ShellFault."""
+
+    assignment: Assignment
+    boundaries: Boundaries
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fetch the tensors that the assignment names from the coordinator; answer StateFetched or ShellFault."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The links move on to this generation."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Store the state at the coordinator; answer Uploaded or UploadFailed."""
+
+    generation: Generation
+    step: StepNumber
+    items: Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    outcome: Outcome
+
+
+Instruction: TypeAlias = Tell | Compute | Connect | Fetch | Advance | Upload | Finish

@@ -1,0 +1,84 @@
+"""What a person decides about a peer: the flags of ``atoll-peer join``, checked once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+from atoll.protocol.channel import Address, parse_address
+from atoll.protocol.errors import JobError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
+CONNECT_SECONDS = 15.0  # peers and coordinator may be started in any order, by one script
+ANY_PORT_LOOPBACK = "127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """``listen`` and ``advertise`` None mean: fit for how the coordinator is reached. ``threads`` None: torch's default.
+
+    ``memory_bytes`` caps what this peer offers; None means all that is free. ``connect_seconds`` is how long the coordinator
+    may take to answer.
+    """
+
+    coordinator: Address
+    name: str
+    device: str = "cpu"
+    threads: int | None = None
+    memory_bytes: int | None = None
+    listen: str | None = None
+    advertise: str | None = None
+    connect_seconds: float = CONNECT_SECONDS
+
+    @property
+    def listen_address(self) -> str:
+        """Where to listen: loopback suffices when the coordinator is there too."""
+        if self.listen is not None:
+            return self.listen
+        if self.coordinator.is_loopback:
+            return "[::1]:0" if self.coordinator.host == "::1" else ANY_PORT_LOOPBACK
+        return "[::]:0" if ":" in self.coordinator.host else "0.0.0.0:0"
+
+    def advertised_address(self, bound: str) -> str:
+        """The address that other peers are told, given the one this peer is bound to."""
+        if self.advertise is not None:
+            address = parse_address(self.advertise, "--advertise")
+            port = address.port or parse_address(bound).port
+            return str(Address(address.host, port))
+        address = parse_address(bound)
+        if not address.is_unspecified:
+            return bound
+        return str(Address(_local_address_towards(self.coordinator), address.port))
+
+
+def software_version() -> str:
+    """The installed version of Atoll, for people."""
+    try:
+        return importlib.metadata.version("atoll")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+def default_name() -> str:
+    """A name that is unique unless two machines share a host name."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def parse_bytes(text: str, field: str) -> int:
+    """``8GiB``, ``500MB``, ``1.5G`` in bytes; raises JobError that names the flag ``field``."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise JobError(field, f"{text!r} is not a size; write for example 8GiB or 500MB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def _local_address_towards(coordinator: Address) -> str:
+    """This machine's address on the way to the coordinator; asks the routing table, sends nothing."""
+    family, kind, protocol, _, where = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])

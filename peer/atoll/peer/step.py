@@ -1,0 +1,257 @@
+"""One step (or evaluation) of one stage: carries out what the schedule decides, over the stage, the mailbox and the links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from atoll.peer.boundaries import Boundaries, NamedTensors, Values
+from atoll.peer.events import BeginStep, Consumed, MicrobatchLoss, Notice, Reported
+from atoll.peer.mailbox import Mailbox
+from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
+from atoll.peer.stage import MicrobatchInput, Stage
+from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
+from atoll.protocol.messages import Kind, Message, MessageKey
+
+_NEED_OF_KIND = {Kind.BATCH: Need.BATCH, Kind.ACTIVATION: Need.ACTIVATION, Kind.GRADIENT: Need.GRADIENT}
+_KIND_OF_NEED = {need: kind for kind, need in _NEED_OF_KIND.items()}
+_SIZE_PREFIX = "size:"
+COORDINATOR_STAGE = StageIndex(0)  # what a BATCH message has as its source
+
+
+class Phase(StrEnum):
+    """Where a step stands; the values are words for people."""
+
+    WORKING = "working"
+    TIED = "tied"
+    REPORTED = "waiting for commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSurroundings:
+    """What a step works with; ``peers`` holds who has each neighbouring stage."""
+
+    stage: Stage
+    boundaries: Boundaries
+    mailbox: Mailbox
+    peers: Mapping[StageIndex, PeerId]
+    in_flight: int
+    send: Callable[[PeerId, Message], None]
+    notify: Callable[[Notice], None]
+    clock: Callable[[], float]
+
+
+class StepRun:
+    """Created when a step starts; ``advance`` does one piece of work at a time until the step is reported."""
+
+    def __init__(self, start: BeginStep, surroundings: StepSurroundings) -> None:
+        self.start = start
+        self.phase = Phase.WORKING
+        self._with = surroundings
+        boundaries = surroundings.boundaries
+        self._schedule = StepSchedule(
+            StepShape(
+                num_microbatches=start.num_microbatches,
+                in_flight=surroundings.in_flight,
+                evaluation=start.evaluation,
+                activation_sources=boundaries.activation_sources,
+                gradient_sources=boundaries.gradient_sources,
+                activation_targets=boundaries.activation_targets,
+            )
+        )
+        self._bindings: dict[MicrobatchIndex, dict[str, int]] = {}
+        self._losses: list[MicrobatchLoss] = []
+        self._compute_seconds = 0.0
+        if not start.evaluation:
+            surroundings.stage.begin(start.step)
+        for key in tuple(surroundings.mailbox.keys_of(start.generation, start.step, evaluation=start.evaluation)):
+            self.arrived(key)
+
+    def arrived(self, key: MessageKey) -> None:
+        """A message of this step is in the mailbox."""
+        need = _NEED_OF_KIND.get(key.kind)
+        if need is not None:
+            self._schedule.arrived(need, key.microbatch, None if need is Need.BATCH else key.source)
+
+    def delivered(self, key: MessageKey) -> None:
+        """An activation that this step sent has been taken."""
+        self._schedule.arrived(Need.DELIVERY, key.microbatch, key.target)
+
+    def belongs(self, key: MessageKey) -> bool:
+        """Whether a message of this key is for this step."""
+        return (key.generation, key.step, key.evaluation) == (self.start.generation, self.start.step, self.start.evaluation)
+
+    def advance(self) -> bool:
+        """Does one piece of work; False when there is nothing to do but wait."""
+        if self.phase is Phase.WORKING:
+            action = self._schedule.next_action()
+            if action is not None:
+                self._perform(action)
+                return True
+            if self._schedule.complete:
+                self._end_of_work()
+                return True
+            return False
+        if self.phase is Phase.TIED and not self._missing_ties():
+            self._finish()
+            return True
+        return False
+
+    @property
+    def activity(self) -> str:
+        """What ``advance`` would do now, in a word."""
+        action = self._schedule.next_action() if self.phase is Phase.WORKING else None
+        return self.phase.value if action is None else action.work.value
+
+    def waiting_for(self) -> tuple[str, PeerId | None]:
+        """What this step waits for, in words, and from which peer (None: the coordinator)."""
+        if self.phase is Phase.TIED:
+            missing = self._missing_ties()
+            return "tied gradient", self._with.peers[missing[0]] if missing else None
+        if self.phase is Phase.REPORTED:
+            return "commit", None
+        awaited = self._schedule.waiting_for()
+        if not awaited:
+            return "", None
+        stage = awaited[0].stage
+        return awaited[0].need.value, None if stage is None else self._with.peers[stage]
+
+    def _perform(self, action: Action) -> None:
+        started = self._with.clock()
+        match action.work:
+            case Work.FORWARD:
+                self._forward(action.microbatch)
+            case Work.BACKWARD:
+                self._backward(action.microbatch)
+            case Work.ACCUMULATE:
+                self._with.stage.accumulate(action.microbatch)
+        self._compute_seconds += self._with.clock() - started
+        self._schedule.finished(action)
+
+    def _forward(self, index: MicrobatchIndex) -> None:
+        boundaries = self._with.boundaries
+        _, batch = self._take(Kind.BATCH, index, COORDINATOR_STAGE)
+        bindings = _bindings(batch.numbers)
+        received: Values = {}
+        for source in sorted(boundaries.activation_sources):
+            sender, message = self._take(Kind.ACTIVATION, index, source)
+            with _blaming(sender):
+                received |= boundaries.read_activation(source, message.tensors, bindings)
+        result = self._with.stage.forward(
+            MicrobatchInput(
+                index=index,
+                step=self.start.step,
+                inputs=boundaries.read_batch(batch.tensors, bindings),
+                received=received,
+                bindings=bindings,
+                scale=batch.numbers.get("scale", 1.0),
+                evaluation=self.start.evaluation,
+            )
+        )
+        if not self.start.evaluation:
+            self._bindings[index] = bindings
+        for target in sorted(boundaries.activation_targets):
+            self._send(Kind.ACTIVATION, index, target, boundaries.activation(target, result.sends))
+        if result.loss is not None:
+            self._losses.append(MicrobatchLoss(microbatch=index, loss=result.loss, metrics=dict(result.metrics)))
+
+    def _backward(self, index: MicrobatchIndex) -> None:
+        boundaries = self._with.boundaries
+        bindings = self._bindings.pop(index)
+        gradients: Values = {}
+        for source in sorted(boundaries.gradient_sources):
+            sender, message = self._take(Kind.GRADIENT, index, source)
+            with _blaming(sender):
+                gradients |= boundaries.read_gradient(source, message.tensors, bindings)
+        results = self._with.stage.backward(index, gradients)
+        for target in sorted(boundaries.gradient_targets):
+            self._send(Kind.GRADIENT, index, target, boundaries.gradient(target, results))
+
+    def _end_of_work(self) -> None:
+        if self.start.evaluation:
+            self._report({})
+            return
+        self.phase = Phase.TIED
+        others = sorted(self._with.boundaries.tied_stages)
+        if others:
+            own = self._with.stage.tied_gradients()
+            for target in others:
+                self._send(Kind.TIED_GRADIENT, MicrobatchIndex(0), target, self._with.boundaries.tied(target, own))
+
+    def _finish(self) -> None:
+        boundaries = self._with.boundaries
+        tied: dict[str, torch.Tensor] = {}
+        for source in sorted(boundaries.tied_stages):
+            sender, message = self._take(Kind.TIED_GRADIENT, MicrobatchIndex(0), source)
+            with _blaming(sender):
+                tied |= boundaries.read_tied(message.tensors)
+        started = self._with.clock()
+        squared_norms = self._with.stage.finish(tied)
+        self._compute_seconds += self._with.clock() - started
+        self._report(squared_norms)
+
+    def _report(self, squared_norms: Mapping[str, float]) -> None:
+        self.phase = Phase.REPORTED
+        self._with.notify(
+            Reported(
+                generation=self.start.generation,
+                step=self.start.step,
+                evaluation=self.start.evaluation,
+                losses=tuple(self._losses),
+                squared_norms=dict(squared_norms),
+                compute_seconds=self._compute_seconds,
+            )
+        )
+
+    def _missing_ties(self) -> list[StageIndex]:
+        here = {
+            key.source
+            for key in self._with.mailbox.keys_of(self.start.generation, self.start.step, evaluation=False)
+            if key.kind is Kind.TIED_GRADIENT
+        }
+        return sorted(self._with.boundaries.tied_stages - here)
+
+    def _key(self, kind: Kind, index: MicrobatchIndex, source: StageIndex, target: StageIndex) -> MessageKey:
+        return MessageKey(
+            generation=self.start.generation,
+            step=self.start.step,
+            microbatch=index,
+            kind=kind,
+            source=source,
+            target=target,
+            evaluation=self.start.evaluation,
+        )
+
+    def _take(self, kind: Kind, index: MicrobatchIndex, source: StageIndex) -> tuple[PeerId | None, Message]:
+        key = self._key(kind, index, source, self._with.boundaries.stage)
+        found = self._with.mailbox.take(key)
+        assert found is not None, f"{key} was scheduled before it arrived"
+        sender = found[0]
+        if sender is not None:
+            self._with.notify(Consumed(sender=sender, key=key))
+        return found
+
+    def _send(self, kind: Kind, index: MicrobatchIndex, target: StageIndex, tensors: NamedTensors) -> None:
+        key = self._key(kind, index, self._with.boundaries.stage, target)
+        self._with.send(self._with.peers[target], Message(key=key, tensors=tensors, numbers={}))
+
+
+def _bindings(numbers: Mapping[str, float]) -> dict[str, int]:
+    """The sizes sent with a batch, by symbol."""
+    return {name.removeprefix(_SIZE_PREFIX): int(value) for name, value in numbers.items() if name.startswith(_SIZE_PREFIX)}
+
+
+@contextmanager
+def _blaming(sender: PeerId | None) -> Iterator[None]:
+    """What is wrong with a message is the fault of its sender (None: the coordinator)."""
+    try:
+        yield
+    except WireError as error:
+        if sender is None:
+            raise
+        raise LinkError(sender, f"it sent what the graph does not declare: {error}", corrupt=True) from error

@@ -1,0 +1,320 @@
+"""The life of a session: what a peer does at each word of its coordinator, and when words come out of turn."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from atoll.peer.boundaries import Boundaries
+from atoll.peer.events import (
+    Accepted,
+    Assign,
+    BeginStep,
+    CommitStep,
+    Faulted,
+    HandedOut,
+    HandOutState,
+    Initialise,
+    Loaded,
+    MicrobatchLoss,
+    Reported,
+    StateReady,
+    StepVoided,
+    VoidStep,
+)
+from atoll.peer.faults import Fault, FaultKind
+from atoll.peer.session import Session, SessionState
+from atoll.peer.session_values import (
+    Advance,
+    AssignmentArrived,
+    Compute,
+    Connect,
+    ConnectionLost,
+    ExitCode,
+    Fetch,
+    Finish,
+    Instruction,
+    LeaveRequested,
+    LinksReady,
+    SessionEvent,
+    ShellFault,
+    StateFetched,
+    Tell,
+    Upload,
+    Uploaded,
+    UploadFailed,
+)
+from atoll.protocol.assignment import Assignment, OptimizerSettings
+from atoll.protocol.graph import StageGraph
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
+from atoll.protocol.v1 import session_pb2 as pb
+
+ONE, TWO = Generation(1), Generation(2)
+STEP = StepNumber(1)
+GRAPH = StageGraph(stage=StageIndex(0), num_stages=1, nodes=(), parameters=(), buffers=(), inputs=(), receives=(), sends=())
+LINK_FAULT = Fault(kind=FaultKind.LINK, reason="bob is silent", accused=PeerId("bob"))
+Kind = TypeVar("Kind", bound=Instruction)
+
+
+def assignment(generation: Generation = ONE, fetch: tuple[str, ...] = ()) -> Accepted:
+    value = Assignment(
+        generation=generation,
+        graph=GRAPH,
+        neighbours=(),
+        run_seed=0,
+        in_flight=1,
+        recompute=False,
+        precision="fp32",
+        optimizer=OptimizerSettings(),
+        fetch=fetch,
+    )
+    return Accepted(generation=generation, assignment=value, boundaries=Boundaries(GRAPH))
+
+
+def report(generation: Generation = ONE, *, evaluation: bool = False) -> Reported:
+    return Reported(
+        generation=generation,
+        step=STEP,
+        evaluation=evaluation,
+        losses=(MicrobatchLoss(microbatch=MicrobatchIndex(0), loss=2.5, metrics={"accuracy": 0.5}),),
+        squared_norms={"w": 4.0},
+        compute_seconds=0.1,
+    )
+
+
+def start(generation: int = ONE, step: int = STEP, *, evaluation: bool = False) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(
+        start=pb.StartStep(generation=generation, step=step, num_microbatches=2, evaluation=evaluation)
+    )
+
+
+def commit(generation: int = ONE, step: int = STEP) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(commit=pb.Commit(generation=generation, step=step, clip_factor=0.5, learning_rate=0.1))
+
+
+def void(generation: int = ONE, step: int = STEP, next_generation: int = TWO) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(void=pb.Void(generation=generation, step=step, next_generation=next_generation))
+
+
+WELCOME = pb.CoordinatorMessage(welcome=pb.Welcome(run="r", name="ann"))
+
+
+class Driver:
+    """Feeds a session and remembers what it said last."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.last: list[Instruction] = []
+
+    def give(self, *events: SessionEvent) -> Driver:
+        for event in events:
+            self.last = self.session.handle(event)
+        return self
+
+    def one(self, kind: type[Kind]) -> Kind:
+        """The only instruction of this kind among the last ones."""
+        (found,) = [item for item in self.last if isinstance(item, kind)]
+        return found
+
+    def told(self) -> pb.PeerMessage:
+        return self.one(Tell).message
+
+    def fault(self) -> pb.Fault:
+        message = self.told()
+        assert message.HasField("fault")
+        return message.fault
+
+
+def ready() -> Driver:
+    """A peer that has loaded its stage."""
+    driver = Driver().give(WELCOME, AssignmentArrived(generation=ONE, payload=b"x"), assignment())
+    return driver.give(Loaded(generation=ONE), LinksReady(generation=ONE))
+
+
+def stepping() -> Driver:
+    return ready().give(start())
+
+
+def test_welcome_makes_a_member() -> None:
+    session = Driver().give(WELCOME).session
+    assert session.state is SessionState.IDLE
+    assert (session.run, session.name) == ("r", "ann")
+
+
+def test_refusal_ends_with_its_reason() -> None:
+    rejected = pb.Rejected(reason="it speaks protocol 2, you speak 1: update", again=False)
+    outcome = Driver().give(pb.CoordinatorMessage(rejected=rejected)).one(Finish).outcome
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "update" in outcome.reason
+
+
+def test_loading_validates_then_connects_and_initialises_then_is_ready() -> None:
+    driver = Driver().give(WELCOME, AssignmentArrived(generation=ONE, payload=b"x"))
+    assert driver.one(Compute).command == Assign(generation=ONE, payload=b"x")
+    driver.give(assignment())
+    driver.one(Connect)
+    assert driver.one(Compute).command == Initialise(generation=ONE, given={})
+    driver.give(LinksReady(generation=ONE))
+    assert driver.last == []
+    driver.give(Loaded(generation=ONE))
+    assert driver.told().ready.generation == ONE
+
+
+def test_given_state_is_fetched_before_initialising() -> None:
+    driver = Driver().give(WELCOME, AssignmentArrived(generation=ONE, payload=b"x"), assignment(fetch=("w",)))
+    driver.one(Fetch)
+    assert not [item for item in driver.last if isinstance(item, Compute)]
+    driver.give(StateFetched(generation=ONE, given={}))
+    assert isinstance(driver.one(Compute).command, Initialise)
+
+
+def test_a_step_from_start_to_commit() -> None:
+    driver = stepping()
+    assert driver.one(Compute).command == BeginStep(generation=ONE, step=STEP, num_microbatches=2)
+    driver.give(report())
+    told = driver.told().report
+    assert (told.losses[0].loss, told.losses[0].metrics["accuracy"]) == (2.5, 0.5)
+    assert (told.squared_norms[0].parameter, told.squared_norms[0].value) == ("w", 4.0)
+    driver.give(commit())
+    assert driver.one(Compute).command == CommitStep(generation=ONE, step=STEP, clip_factor=0.5, learning_rate=0.1)
+    assert driver.session.state is SessionState.READY
+
+
+def test_an_evaluation_needs_no_commit() -> None:
+    driver = ready().give(start(evaluation=True), report(evaluation=True))
+    assert driver.told().report.evaluation
+    assert driver.give(start(step=2)).session.state is SessionState.STEPPING
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_void_moves_to_the_next_generation_at_any_moment(reported: bool) -> None:
+    driver = stepping()
+    if reported:
+        driver.give(report())
+    driver.give(void())
+    assert driver.one(Compute).command == VoidStep(generation=ONE, step=STEP, next_generation=TWO)
+    assert driver.give(report()).last == [], "a report that crossed the void"
+    driver.give(StepVoided(next_generation=TWO, step=STEP))
+    assert driver.one(Advance).generation == TWO
+    assert driver.told().voided.generation == TWO
+    assert driver.give(start(TWO)).session.state is SessionState.STEPPING
+
+
+def test_what_an_older_generation_said_is_dropped() -> None:
+    driver = stepping().give(void(), StepVoided(next_generation=TWO, step=STEP))
+    for old in (start(ONE), commit(ONE), void(ONE, next_generation=3), pb.CoordinatorMessage(store=pb.Store(generation=ONE))):
+        assert driver.give(old).last == []
+    assert driver.session.state is SessionState.READY
+
+
+def test_a_void_while_loading_leaves_the_peer_without_a_stage() -> None:
+    driver = Driver().give(WELCOME, AssignmentArrived(generation=ONE, payload=b"x"), void())
+    assert driver.session.state is SessionState.IDLE
+    assert driver.give(assignment(), Loaded(generation=ONE), LinksReady(generation=ONE)).last == []
+    driver.give(AssignmentArrived(generation=Generation(3), payload=b"y"))
+    assert isinstance(driver.one(Compute).command, Assign)
+
+
+def test_a_newer_assignment_replaces_a_stage() -> None:
+    driver = stepping().give(AssignmentArrived(generation=TWO, payload=b"y"))
+    assert isinstance(driver.one(Compute).command, Assign)
+    assert driver.give(AssignmentArrived(generation=ONE, payload=b"z")).last == []
+
+
+def test_a_fault_is_told_once_and_the_peer_waits() -> None:
+    fault = Fault(kind=FaultKind.NOT_FINITE, reason="stage 0 saw a loss of nan at step 1")
+    driver = stepping().give(Faulted(generation=ONE, step=STEP, fault=fault))
+    assert driver.fault().kind == pb.Fault.FAULT_NOT_FINITE
+    assert (driver.fault().generation, driver.fault().step, driver.fault().accused) == (ONE, STEP, "")
+    assert driver.give(Faulted(generation=ONE, step=STEP, fault=fault)).last == []
+    driver.give(void())
+    assert driver.session.state is SessionState.READY
+
+
+def test_a_refused_graph_leaves_the_peer_alive_for_another_one() -> None:
+    fault = Fault(kind=FaultKind.REFUSED_GRAPH, reason="node 3: aten.from_file is not allowed")
+    driver = Driver().give(WELCOME, AssignmentArrived(generation=ONE, payload=b"x"))
+    driver.give(Faulted(generation=ONE, step=STEP, fault=fault))
+    assert driver.fault().kind == pb.Fault.FAULT_REFUSED_GRAPH
+    driver.give(AssignmentArrived(generation=TWO, payload=b"y"))
+    assert driver.session.state is SessionState.LOADING
+
+
+def test_a_link_fault_names_the_accused_and_does_not_stop_a_commit() -> None:
+    driver = stepping().give(report(), ShellFault(generation=ONE, fault=LINK_FAULT))
+    assert driver.fault().accused == "bob"
+    assert isinstance(driver.give(commit()).one(Compute).command, CommitStep)
+
+
+def test_a_link_fault_while_loading_ends_the_loading() -> None:
+    driver = Driver().give(WELCOME, AssignmentArrived(generation=ONE, payload=b"x"), assignment())
+    assert driver.give(ShellFault(generation=ONE, fault=LINK_FAULT)).fault().accused == "bob"
+    assert driver.give(Loaded(generation=ONE)).last == []
+
+
+def test_a_fatal_fault_is_told_and_ends_the_peer() -> None:
+    fault = Fault(kind=FaultKind.INTERNAL, reason="RuntimeError while committing: no")
+    driver = stepping().give(Faulted(generation=ONE, step=STEP, fault=fault, fatal=True))
+    assert driver.fault().reason == fault.reason
+    assert driver.one(Finish).outcome.exit_code == ExitCode.FAILED
+
+
+def test_storing_hands_out_uploads_and_says_stored() -> None:
+    driver = ready().give(pb.CoordinatorMessage(store=pb.Store(generation=ONE, step=3)))
+    assert driver.one(Compute).command == HandOutState(generation=ONE, step=StepNumber(3))
+    driver.give(StateReady(generation=ONE, step=StepNumber(3), items=()))
+    driver.one(Upload)
+    driver.give(Uploaded(generation=ONE, step=StepNumber(3)))
+    assert driver.one(Compute).command == HandedOut(generation=ONE)
+    assert driver.told().stored.step == 3
+
+
+def test_a_failed_upload_is_a_fault_and_frees_computing() -> None:
+    fault = Fault(kind=FaultKind.INTERNAL, reason="the disk is full")
+    driver = ready().give(UploadFailed(generation=ONE, step=STEP, fault=fault))
+    assert driver.one(Compute).command == HandedOut(generation=ONE)
+    assert driver.fault().reason == "the disk is full"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        start(step=2),
+        commit(),
+        start(generation=5),
+        void(next_generation=ONE),
+        pb.CoordinatorMessage(store=pb.Store(generation=7)),
+        pb.CoordinatorMessage(),
+        WELCOME,
+    ],
+)
+def test_a_coordinator_out_of_turn_is_told_so_and_left(wrong: pb.CoordinatorMessage) -> None:
+    driver = stepping().give(wrong)
+    assert "broke the protocol" in driver.fault().reason
+    assert driver.one(Finish).outcome.exit_code == ExitCode.FAILED
+    assert driver.give(commit()).last == []
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "words"),
+    [
+        (pb.End(finished=True), ExitCode.FINISHED, "finished"),
+        (pb.End(finished=False, reason="ann was lost"), ExitCode.FAILED, "ann was lost"),
+    ],
+)
+def test_the_end_of_the_run(end: pb.End, exit_code: int, words: str) -> None:
+    outcome = ready().give(pb.CoordinatorMessage(end=end)).one(Finish).outcome
+    assert outcome.exit_code == exit_code
+    assert words in outcome.reason
+
+
+def test_leaving_is_announced() -> None:
+    driver = stepping().give(LeaveRequested(reason="interrupted", exit_code=ExitCode.INTERRUPTED))
+    assert driver.told().leave.reason == "interrupted"
+    assert driver.one(Finish).outcome.exit_code == ExitCode.INTERRUPTED
+
+
+def test_a_lost_connection_ends_the_peer() -> None:
+    outcome = ready().give(ConnectionLost(reason="the coordinator is gone")).one(Finish).outcome
+    assert (outcome.exit_code, outcome.reason) == (ExitCode.FAILED, "the coordinator is gone")
