@@ -22,14 +22,23 @@ class Sample:
 
 
 class HandPipeline:
-    """All stages of one graph; ``in_flight`` microbatches are forwarded before the first of them goes backward."""
+    """All stages of one graph; ``in_flight`` microbatches are forwarded before the first of them goes backward.
 
-    def __init__(self, graphs: Sequence[StageGraph], settings: StageSettings, in_flight: int = 1) -> None:
+    ``given`` are first values by name, such as a module's state dict; the others come from their initialisation programs.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[StageGraph],
+        settings: StageSettings,
+        in_flight: int = 1,
+        given: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self.stages = [Stage(graph, settings) for graph in graphs]
         self._in_flight = in_flight
         self._every_input = {name: spec for graph in graphs for name, spec in graph.inputs}
         for stage in self.stages:
-            stage.initialise()
+            stage.initialise(given)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of the weights and buffers of all stages by name."""
