@@ -96,11 +96,6 @@ class TrainingSection(Section):
             nearest = sorted(divisors, key=lambda size: abs(int(size) - self.microbatch))[:3]
             choices = listed(sorted(nearest, key=int))
             raise WrongValue("microbatch", f"{self.microbatch} does not divide training.batch ({self.batch}); use {choices}")
-        if self.schedule.warmup > self.steps:
-            raise WrongValue(
-                "schedule.warmup",
-                f"{self.schedule.warmup} is more than training.steps ({self.steps}); lower it or raise training.steps",
-            )
         return self
 
 

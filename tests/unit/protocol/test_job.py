@@ -117,7 +117,6 @@ def test_the_examples_are_valid() -> None:
         ("data.random=tokens", "data: text and random are given; give exactly one of "),
         # relations
         ("training.microbatch=5", "training.microbatch: 5 does not divide training.batch (12); use 3, 4 or 6"),
-        ("training.schedule.warmup=6", "training.schedule.warmup: 6 is more than training.steps (5); lower it or raise"),
         ("data.validation=0.0", "training.evaluate_every: 2 needs validation samples; set data.validation, for example"),
         ("model.options.heads=5", "model.options.heads: 5 does not divide model.options.width (32); use 2, 4 or 8"),
         ("data.sequence_length=17", "data.sequence_length: 17 is more than context 16 of model.options.context; lower it or"),
