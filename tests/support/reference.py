@@ -22,6 +22,7 @@ from atoll.coordinator.run.schedule import LearningRateSchedule, clip_factor
 from atoll.coordinator.tracing.source import ModelSource, open_source
 from atoll.coordinator.tracing.trace import trace
 from atoll.peer.initialisation import initial_value
+from atoll.protocol.graph import BufferSpec, ParameterSpec
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.job import Job
 
@@ -60,7 +61,8 @@ def _initialised(source: ModelSource, feed: Feed, run_seed: int) -> nn.Module:
     inner = source.state_module(module)
     tensors = dict(inner.named_parameters(remove_duplicate=False)) | dict(inner.named_buffers(remove_duplicate=False))
     with torch.no_grad():
-        for spec in (*graph.parameters, *graph.buffers):
+        specs: tuple[ParameterSpec | BufferSpec, ...] = (*graph.parameters, *graph.buffers)
+        for spec in specs:
             if spec.initialisation is not None and spec.name in tensors:
                 tensors[spec.name].copy_(initial_value(spec, run_seed))
     return module
@@ -101,7 +103,7 @@ def _accumulate(module: nn.Module, batch: Batch, *, bf16: bool) -> float:
             result = module(**microbatch.inputs)
         loss = result[0] if isinstance(result, tuple) else result
         (loss * (microbatch.weight / batch.total_weight)).backward()
-        total += microbatch.weight * float(loss)
+        total += microbatch.weight * float(loss.detach())
         whole += microbatch.weight
     return total / whole
 

@@ -94,7 +94,11 @@ class Peer:
         engine = self._engine = Engine(self._own, settings.device, self._on_notice, self._on_link_fault)
         bound = await engine.start(settings.listen_address, settings.threads)
         profile = await asyncio.to_thread(
-            measure, settings.device, threads=settings.threads, memory_cap_bytes=settings.memory_bytes
+            measure,
+            settings.device,
+            threads=settings.threads,
+            memory_cap_bytes=settings.memory_bytes,
+            declared_flops=settings.flops_per_second,
         )
         connection = Connection(self._own, str(settings.coordinator), self._on_coordinator, self._on_connection_lost)
         self._connection = connection

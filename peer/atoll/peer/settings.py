@@ -21,6 +21,7 @@ ANY_PORT_LOOPBACK = "127.0.0.1:0"
 class PeerSettings:
     """``listen`` and ``advertise`` None mean: fit for how the coordinator is reached. ``threads`` None: torch's default.
 
+    ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this peer offers; None means all that is free. ``connect_seconds`` is how long the coordinator
     may take to answer.
     """
@@ -29,6 +30,7 @@ class PeerSettings:
     name: str
     device: str = "cpu"
     threads: int | None = None
+    flops_per_second: float | None = None
     memory_bytes: int | None = None
     listen: str | None = None
     advertise: str | None = None
