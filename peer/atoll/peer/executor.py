@@ -13,6 +13,7 @@ This module knows nothing of steps, gradients or boundaries; ``stage`` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -70,9 +71,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Consecutive calls that all record gradients, or all do not."""
+    """Consecutive calls that run under the same modes: recording gradients or not, under the run's autocast or without."""
 
     gradient: bool
+    full_precision: bool
     calls: tuple[Call, ...]
 
 
@@ -177,11 +179,12 @@ class Program:
         slots.extend([None] * (self._size - len(slots)))
         recording = torch.is_grad_enabled()
         for segment in self._bound(bindings):
-            if segment.gradient or not recording:
+            with ExitStack() as modes:
+                if recording and not segment.gradient:
+                    modes.enter_context(torch.no_grad())
+                if segment.full_precision and torch.is_autocast_enabled(self._device.type):
+                    modes.enter_context(torch.autocast(self._device.type, enabled=False))
                 self._run_calls(segment.calls, slots, seed_of)
-            else:
-                with torch.no_grad():
-                    self._run_calls(segment.calls, slots, seed_of)
 
     def _run_calls(self, calls: tuple[Call, ...], slots: Slots, seed_of: SeedOf) -> None:
         for call in calls:
@@ -224,13 +227,13 @@ class Program:
         return found
 
     def _segment(self, bindings: Bindings) -> tuple[_Segment, ...]:
-        segments: list[tuple[bool, list[Call]]] = []
+        segments: list[tuple[tuple[bool, bool], list[Call]]] = []
         for node in self._nodes:
-            gradient = node.gradient and node.index not in self._no_gradient
-            if not segments or segments[-1][0] != gradient:
-                segments.append((gradient, []))
+            modes = (node.gradient and node.index not in self._no_gradient, node.full_precision)
+            if not segments or segments[-1][0] != modes:
+                segments.append((modes, []))
             segments[-1][1].append(self._compile(node, bindings))
-        return tuple(_Segment(gradient, tuple(calls)) for gradient, calls in segments)
+        return tuple(_Segment(*modes, tuple(calls)) for modes, calls in segments)
 
     def _compile(self, node: Node, bindings: Bindings) -> Call:
         if node.index in self._fixed:

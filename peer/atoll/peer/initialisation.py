@@ -1,7 +1,7 @@
 """First values of parameters and buffers, replayed from the small programs that the op graph carries.
 
-A value depends on the run's seed and on the tensor's name alone, and is made on the CPU whatever the peer's device: any
-placement starts from the same weights.
+A value depends on the run's seed and on the tensor's name alone (or on the name of the tensor that it starts as a copy of), and
+is made on the CPU whatever the peer's device: any placement starts from the same weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def initial_value(spec: ParameterSpec | BufferSpec, run_seed: int) -> torch.Tens
     """The first value of ``spec`` on the CPU; raises GraphRefused when its program fails or makes another shape."""
     if spec.initialisation is None:
         raise GraphRefused(f"{spec.name} has no initialisation program; its first value has to be sent")
-    with torch.no_grad(), seeded(_CPU, name_seed(run_seed, spec.name)):
+    with torch.no_grad(), seeded(_CPU, name_seed(run_seed, spec.initialisation.seed or spec.name)):
         value = _replay(spec.initialisation, spec.name)
     if tuple(value.shape) != spec.shape:
         raise GraphRefused(f"the initialisation of {spec.name} makes shape {tuple(value.shape)} instead of {spec.shape}")

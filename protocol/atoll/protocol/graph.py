@@ -145,7 +145,8 @@ class Node:
 
     ``outputs`` has one entry a result (operators that return a list are flattened; ``None`` for a result that is no tensor).
     ``evaluation`` replaces ``arguments`` when the graph runs in evaluation mode (dropout off, batch norm on running
-    statistics); ``training_only`` nodes are skipped there. ``gradient`` is False for nodes traced under ``no_grad``.
+    statistics); ``training_only`` nodes are skipped there. ``gradient`` is False for nodes traced under ``no_grad``;
+    ``full_precision`` is True for nodes traced where the model turned autocast off.
     """
 
     index: NodeIndex
@@ -157,6 +158,7 @@ class Node:
     evaluation: tuple[Argument, ...] | None = None
     training_only: bool = False
     gradient: bool = True
+    full_precision: bool = False
 
     def references(self) -> Iterator[Reference]:
         """Every reference among the arguments, in order, repeated where used twice."""
@@ -178,11 +180,13 @@ def references_in(argument: Argument) -> Iterator[Reference]:
 class Initialisation:
     """A small program that makes one tensor; replayed on the CPU with a generator seeded from run seed and name.
 
-    ``nodes`` are indexed from 0 in order and refer to one another alone; ``result`` is the tensor.
+    ``nodes`` are indexed from 0 in order and refer to one another alone; ``result`` is the tensor. ``seed`` is the name to seed
+    with, empty for the tensor's own: a tensor that starts as the copy of another draws that one's numbers.
     """
 
     nodes: tuple[Node, ...]
     result: ValueReference
+    seed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,7 @@ def _node_to_proto(node: Node) -> wire.Node:
         evaluation=None if node.evaluation is None else wire.ArgumentList(items=map(argument_to_proto, node.evaluation)),
         training_only=node.training_only,
         no_gradient=not node.gradient,
+        full_precision=node.full_precision,
     )
 
 
@@ -163,20 +164,24 @@ def _node_from_proto(message: wire.Node) -> Node:
         evaluation=evaluation,
         training_only=message.training_only,
         gradient=not message.no_gradient,
+        full_precision=message.full_precision,
     )
 
 
 def _initialisation_to_proto(program: Initialisation | None) -> wire.Initialisation | None:
     if program is None:
         return None
-    return wire.Initialisation(nodes=map(_node_to_proto, program.nodes), result=value_to_proto(program.result))
+    return wire.Initialisation(
+        nodes=map(_node_to_proto, program.nodes), result=value_to_proto(program.result), seed=program.seed
+    )
 
 
 def _initialisation_from_proto(message: wire.Parameter | wire.Buffer) -> Initialisation | None:
     if not message.HasField("initialisation"):
         return None
     program = message.initialisation
-    return Initialisation(nodes=tuple(map(_node_from_proto, program.nodes)), result=value_from_proto(program.result))
+    nodes = tuple(map(_node_from_proto, program.nodes))
+    return Initialisation(nodes=nodes, result=value_from_proto(program.result), seed=program.seed)
 
 
 def _parameter_to_proto(spec: ParameterSpec) -> wire.Parameter:

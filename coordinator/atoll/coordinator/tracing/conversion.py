@@ -6,6 +6,7 @@ added are dropped, and regions under ``no_grad`` or ``autocast`` are inlined.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,11 +54,19 @@ class Converted:
     example: tuple[tuple[str, int], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Under what a part of the forward runs."""
+
+    gradient: bool = True
+    full_precision: bool = False
+
+
 def convert(program: Any, names: StateNames, inner: str, example: Mapping[str, Tensor]) -> Converted:
     """The nodes of ``program``; ``inner`` is the path of the module whose state dict names the weights."""
     conversion = _Conversion(names, inner)
     conversion.read_placeholders(program, example)
-    results = conversion.read_graph(program.graph_module, gradient=True)
+    results = conversion.read_graph(program.graph_module, region=Region())
     loss, metrics = _outputs(results, program.call_spec.out_spec)
     return Converted(
         nodes=tuple(conversion.nodes),
@@ -129,17 +138,17 @@ class _Conversion:
     def _spec(self, traced: Tensor) -> TensorSpec:
         return TensorSpec(tuple(dimension_of(size, self._symbols) for size in traced.shape), traced.dtype)
 
-    def read_graph(self, graph_module: GraphModule, *, gradient: bool) -> list[Value]:
+    def read_graph(self, graph_module: GraphModule, region: Region) -> list[Value]:
         """Converts the nodes of ``graph_module`` in order; returns what its outputs stand for, flattened."""
         results: list[Value] = []
         for traced in graph_module.graph.nodes:
             if traced.op == "call_function":
-                self._read_call(graph_module, traced, gradient=gradient)
+                self._read_call(graph_module, traced, region=region)
             elif traced.op == "output":
                 results = [self._value(item) for item in pytree.tree_leaves(traced.args[0])]
         return results
 
-    def _read_call(self, owner: GraphModule, traced: TracedNode, *, gradient: bool) -> None:
+    def _read_call(self, owner: GraphModule, traced: TracedNode, region: Region) -> None:
         target: Any = traced.target
         found = traced.meta.get("val")
         if isinstance(found, int | torch.SymInt):
@@ -154,11 +163,11 @@ class _Conversion:
             assert isinstance(whole, list)
             self._values[traced] = whole[traced.args[1]]  # type: ignore[index]
         elif isinstance(target, OpOverload):
-            self._read_operator(target, traced, gradient=gradient)
+            self._read_operator(target, traced, region=region)
         else:
-            self._read_region(owner, traced, gradient=gradient)
+            self._read_region(owner, traced, region=region)
 
-    def _read_operator(self, operator_: OpOverload, traced: TracedNode, *, gradient: bool) -> None:
+    def _read_operator(self, operator_: OpOverload, traced: TracedNode, region: Region) -> None:
         name = operator_._schema.name
         if name.startswith(_DROPPED):
             return
@@ -177,7 +186,8 @@ class _Conversion:
             keywords=keywords,
             outputs=outputs,
             module=self._module(traced),
-            gradient=gradient,
+            gradient=region.gradient,
+            full_precision=region.full_precision,
         )
         self.nodes.append(node)
         references: list[Argument] = [ValueReference(index, number) for number in range(len(outputs))]
@@ -242,18 +252,19 @@ class _Conversion:
             return self._argument(traced)
         return self._values[traced]
 
-    def _read_region(self, owner: GraphModule, traced: TracedNode, *, gradient: bool) -> None:
+    def _read_region(self, owner: GraphModule, traced: TracedNode, region: Region) -> None:
         """Inlines what ran under ``torch.no_grad``, ``torch.enable_grad`` or ``torch.autocast``."""
         kind = getattr(traced.target, "__name__", str(traced.target))
         if kind == "wrap_with_set_grad_enabled":
             enabled, body, *operands = traced.args
-            gradient = bool(enabled)
+            region = dataclasses.replace(region, gradient=bool(enabled))
         elif kind == "wrap_with_autocast":
             _, _, enabled, _, body, *operands = traced.args
             if enabled:
                 raise TraceError(
                     "the model's forward turns autocast on itself; leave the precision to the job (training.precision)"
                 )
+            region = dataclasses.replace(region, full_precision=True)
         else:
             raise TraceError(f"the model uses {kind}, which the op graph cannot express; write it in plain tensor operations")
         assert isinstance(body, TracedNode)
@@ -262,7 +273,7 @@ class _Conversion:
         placeholders = [node for node in submodule.graph.nodes if node.op == "placeholder"]
         for placeholder, operand in zip(placeholders, operands, strict=True):
             self._values[placeholder] = self._value(operand)
-        results = self.read_graph(submodule, gradient=gradient)
+        results = self.read_graph(submodule, region=region)
         self._values[traced] = results  # type: ignore[assignment]
 
     def _module(self, traced: TracedNode) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.coordinator.tracing.conversion import Converted, convert
 from atoll.coordinator.tracing.effects import written_references
 from atoll.coordinator.tracing.export import Dynamic, default_dynamic, export
-from atoll.coordinator.tracing.initialisation import constant_program
+from atoll.coordinator.tracing.initialisation import Programs, constant_program
 from atoll.coordinator.tracing.modes import merge_modes
 from atoll.coordinator.tracing.pruning import prune
 from atoll.coordinator.tracing.source import BuiltModel
@@ -45,10 +45,11 @@ def trace(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic | N
     merged = prune(merge_modes(training, evaluation))
     _check_loss(merged)
     _check_writes(merged)
+    programs = model.recording.programs(names)
     return OpGraph(
         nodes=merged.nodes,
-        parameters=_parameters(model, names),
-        buffers=_buffers(model, names, merged),
+        parameters=_parameters(names, programs),
+        buffers=_buffers(names, programs, merged),
         inputs=merged.inputs,
         loss=merged.loss,
         metrics=merged.metrics,
@@ -83,7 +84,7 @@ def _check_writes(converted: Converted) -> None:
                 raise TraceError(f"the model's forward modifies its input {reference.name} in place; modify a clone of it")
 
 
-def _parameters(model: BuiltModel, names: StateNames) -> tuple[ParameterSpec, ...]:
+def _parameters(names: StateNames, programs: Programs) -> tuple[ParameterSpec, ...]:
     return tuple(
         ParameterSpec(
             name=named.name,
@@ -91,13 +92,13 @@ def _parameters(model: BuiltModel, names: StateNames) -> tuple[ParameterSpec, ..
             dtype=named.tensor.dtype,
             trainable=named.tensor.requires_grad,
             ties=named.ties,
-            initialisation=model.recording.program(named.tensor),
+            initialisation=programs[named.name],
         )
         for named in names.parameters
     )
 
 
-def _buffers(model: BuiltModel, names: StateNames, converted: Converted) -> tuple[BufferSpec, ...]:
+def _buffers(names: StateNames, programs: Programs, converted: Converted) -> tuple[BufferSpec, ...]:
     used = set(_buffer_names(converted.nodes))
     mutated = {
         reference.name
@@ -113,7 +114,7 @@ def _buffers(model: BuiltModel, names: StateNames, converted: Converted) -> tupl
             persistent=named.persistent,
             mutated=named.name in mutated,
             ties=named.ties,
-            initialisation=model.recording.program(named.tensor),
+            initialisation=programs[named.name],
         )
         for named in names.buffers
         if named.persistent or named.name in used

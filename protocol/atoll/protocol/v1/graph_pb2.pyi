@@ -109,7 +109,7 @@ class Output(_message.Message):
     def __init__(self, tensor: _Optional[_Union[TensorSpec, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("index", "operator", "arguments", "keywords", "outputs", "module", "evaluation", "training_only", "no_gradient")
+    __slots__ = ("index", "operator", "arguments", "keywords", "outputs", "module", "evaluation", "training_only", "no_gradient", "full_precision")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class Node(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRAINING_ONLY_FIELD_NUMBER: _ClassVar[int]
     NO_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    FULL_PRECISION_FIELD_NUMBER: _ClassVar[int]
     index: int
     operator: str
     arguments: _containers.RepeatedCompositeFieldContainer[Argument]
@@ -128,15 +129,18 @@ class Node(_message.Message):
     evaluation: ArgumentList
     training_only: bool
     no_gradient: bool
-    def __init__(self, index: _Optional[int] = ..., operator: _Optional[str] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., keywords: _Optional[_Iterable[_Union[Keyword, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., module: _Optional[str] = ..., evaluation: _Optional[_Union[ArgumentList, _Mapping]] = ..., training_only: bool = ..., no_gradient: bool = ...) -> None: ...
+    full_precision: bool
+    def __init__(self, index: _Optional[int] = ..., operator: _Optional[str] = ..., arguments: _Optional[_Iterable[_Union[Argument, _Mapping]]] = ..., keywords: _Optional[_Iterable[_Union[Keyword, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., module: _Optional[str] = ..., evaluation: _Optional[_Union[ArgumentList, _Mapping]] = ..., training_only: bool = ..., no_gradient: bool = ..., full_precision: bool = ...) -> None: ...
 
 class Initialisation(_message.Message):
-    __slots__ = ("nodes", "result")
+    __slots__ = ("nodes", "result", "seed")
     NODES_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     result: ValueReference
-    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., result: _Optional[_Union[ValueReference, _Mapping]] = ...) -> None: ...
+    seed: str
+    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., result: _Optional[_Union[ValueReference, _Mapping]] = ..., seed: _Optional[str] = ...) -> None: ...
 
 class Parameter(_message.Message):
     __slots__ = ("name", "shape", "dtype", "frozen", "ties", "initialisation")
