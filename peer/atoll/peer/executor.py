@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from atoll.peer.randomness import seeded
 from atoll.protocol import calling, operators
 from atoll.protocol.errors import AtollError, ExecutionFailed, ResourceError
 from atoll.protocol.graph import (
@@ -39,6 +38,7 @@ from atoll.protocol.graph import (
     references_in,
 )
 from atoll.protocol.ids import NodeIndex
+from atoll.protocol.randomness import seeded
 
 SeedOf: TypeAlias = Callable[[NodeIndex], int]
 Slots: TypeAlias = list[Any]

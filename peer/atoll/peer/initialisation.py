@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from atoll.peer.randomness import name_seed, seeded
 from atoll.protocol import calling, operators
 from atoll.protocol.errors import GraphRefused
 from atoll.protocol.graph import BufferSpec, Initialisation, ParameterSpec, Reference, ValueReference
+from atoll.protocol.randomness import name_seed, seeded
 
 _CPU = torch.device("cpu")
 

@@ -27,7 +27,6 @@ from atoll.peer.backward import Deferred, backward
 from atoll.peer.executor import Layout, Program, base_slots
 from atoll.peer.initialisation import initial_value
 from atoll.peer.optimizer import Optimizer
-from atoll.peer.randomness import node_seed
 from atoll.peer.staging import staging_for
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.errors import NumericalFault, WireError
@@ -42,6 +41,7 @@ from atoll.protocol.graph import (
     ValueReference,
 )
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
+from atoll.protocol.randomness import node_seed
 
 __all__ = ["Forwarded", "MicrobatchInput", "Stage", "StageSettings", "squared_norm"]
 

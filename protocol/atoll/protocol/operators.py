@@ -47,9 +47,9 @@ _SHAPES = """
     native_channel_shuffle numpy_T pad permute pixel_shuffle pixel_unshuffle ravel reflection_pad1d reflection_pad2d
     reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d reshape reshape_as roll rot90 row_stack
     select select_scatter slice slice_scatter split split_with_sizes squeeze stack swapaxes swapdims t tensor_split tile to
-    _to_copy transpose tril triu type_as unbind unflatten unfold diagonal_copy unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
+    _to_copy transpose tril triu type_as unbind unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
     view view_as _unsafe_view _reshape_alias vsplit vstack copy fill zero
-    adjoint mT mH matrix_H
+    adjoint diagonal_copy mT mH matrix_H
 """
 
 _INDEXING = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ from atoll.protocol import operators
 from atoll.protocol.errors import GraphRefused
 from atoll.protocol.graph import Argument, Initialisation, Node, OwnDevice, TensorSpec, ValueReference
 from atoll.protocol.ids import NodeIndex
+from atoll.protocol.randomness import name_seed, seeded
 
 MAX_PROGRAM_NODES = 512
 """A longer program is not sent: its tensor's value is."""
@@ -35,6 +35,7 @@ class Recording:
         self._recorder = Recorder()
         self._originals: dict[int, Tensor] = {}
         self._moved: dict[int, Tensor] = {}
+        self._seeds: dict[str, str] = {}
 
     @contextlib.contextmanager
     def on_meta(self) -> Iterator[None]:
@@ -68,16 +69,15 @@ class Recording:
             drawn[named.name] = tuple(call.index for call in calls if call.random)
             for index in drawn[named.name]:
                 owners.setdefault(index, named.name)
-            seed = _seed_name(named.name, drawn, owners)
+            seed = self._seeds[named.name] = _seed_name(named.name, drawn, owners)
             found[named.name] = _Program(self._recorder, calls, handle, seed).build()
         return found
 
-    def value(self, named: NamedTensor, seed_name: str, run_seed: int) -> Tensor:
-        """The first value of one tensor, on the CPU, by the seed of ``seed_name``."""
+    def value(self, named: NamedTensor, run_seed: int) -> Tensor:
+        """The first value of one tensor, on the CPU: for those that peers cannot make themselves."""
         handle, calls = self._behind(named)
-        digest = hashlib.blake2b(f"{run_seed}/{seed_name}".encode()).digest()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(digest[:8], "big") & (2**63 - 1))
+        seed = name_seed(run_seed, self._seeds.get(named.name) or named.name)
+        with torch.no_grad(), seeded(torch.device("cpu"), seed):
             return self._recorder.replay(calls, handle).contiguous()
 
     def _behind(self, named: NamedTensor) -> tuple[Handle, list[Call]]:

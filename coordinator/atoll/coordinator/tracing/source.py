@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.coordinator.models.gpt import GPT
 from atoll.coordinator.models.resnet import ResNet
 from atoll.coordinator.tracing.initialisation import Recording, recording
+from atoll.coordinator.tracing.state_names import StateNames
 from atoll.protocol.errors import TraceError
 from atoll.protocol.job_model import ModelSection
 
@@ -44,9 +45,16 @@ class ModelSource:
     while_tracing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def build(self) -> BuiltModel:
-        """The model on the meta device, with the record of how its tensors are initialised."""
-        with recording() as record:
-            module = self._made()
+        """The model on the meta device, with the record of how its tensors are initialised. Raises TraceError."""
+        try:
+            with recording() as record:
+                module = self._made()
+        except TraceError:
+            raise
+        except Exception as error:
+            raise TraceError(
+                f"{self.description} cannot be built without data (on torch's meta device): {type(error).__name__}: {error}"
+            ) from error
         record.move_to_meta(module)
         return BuiltModel(source=self, module=module, recording=record)
 
@@ -68,16 +76,34 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """A module on the meta device and how its tensors are initialised."""
+    """A module on the meta device and how its tensors are initialised.
+
+    ``constants`` are tensors that its forward makes from Python numbers, by their names in the op graph; filled by the trace.
+    """
 
     source: ModelSource
     module: nn.Module
     recording: Recording = field(repr=False)
+    constants: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def state_module(self) -> nn.Module:
         """The part whose state dict names the weights."""
         return self.source.state_module(self.module)
+
+    def computed_value(self, name: str, run_seed: int) -> Tensor:
+        """The first value of a parameter or buffer that peers cannot make themselves; after the trace, on any thread.
+
+        Random numbers are seeded as peers seed them, by the run's seed and the tensor's name.
+        """
+        if name in self.constants:
+            return self.constants[name]
+        names = StateNames(self.state_module)
+        return self.recording.value(names.named(name), run_seed)
+
+    def computed_values(self, names: Iterable[str], run_seed: int) -> Iterator[tuple[str, Tensor]]:
+        """:meth:`computed_value` of each of ``names``, one at a time."""
+        return ((name, self.computed_value(name, run_seed)) for name in names)
 
 
 def open_source(model: ModelSection) -> ModelSource:

@@ -26,6 +26,13 @@ class StateNames:
         self.buffers = _by_identity(module.named_buffers(remove_duplicate=False), frozenset(_non_persistent(module)))
         self._names = {id(named.tensor): named.name for named in (*self.parameters, *self.buffers)}
 
+    def named(self, name: str) -> NamedTensor:
+        """The parameter or buffer whose canonical name is ``name``; raises KeyError."""
+        for found in (*self.parameters, *self.buffers):
+            if found.name == name:
+                return found
+        raise KeyError(name)
+
     def name(self, tensor: Tensor) -> str | None:
         """The canonical name of a parameter or buffer of the model, None for any other tensor."""
         return self._names.get(id(tensor))

@@ -19,7 +19,7 @@ from atoll.coordinator.tracing.modes import merge_modes
 from atoll.coordinator.tracing.pruning import prune
 from atoll.coordinator.tracing.source import BuiltModel
 from atoll.coordinator.tracing.state_names import StateNames
-from atoll.protocol.errors import TraceError
+from atoll.protocol.errors import GraphRefused, TraceError
 from atoll.protocol.graph import (
     BufferReference,
     BufferSpec,
@@ -30,6 +30,7 @@ from atoll.protocol.graph import (
     ParameterSpec,
     TensorSpec,
 )
+from atoll.protocol.validation import validate_graph
 
 
 def trace(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic | None = None) -> OpGraph:
@@ -46,7 +47,8 @@ def trace(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic | N
     _check_loss(merged)
     _check_writes(merged)
     programs = model.recording.programs(names)
-    return OpGraph(
+    model.constants.update(merged.constants)
+    graph = OpGraph(
         nodes=merged.nodes,
         parameters=_parameters(names, programs),
         buffers=_buffers(names, programs, merged),
@@ -55,6 +57,20 @@ def trace(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic | N
         metrics=merged.metrics,
         example=merged.example,
     )
+    _check_executable(graph)
+    return graph
+
+
+def _check_executable(graph: OpGraph) -> None:
+    """What a peer would refuse is better said before any peer is asked."""
+    try:
+        validate_graph(graph)
+    except GraphRefused as error:
+        module = graph.nodes[error.node].module if error.node is not None and error.node < len(graph.nodes) else ""
+        where = f" in {module}" if module else ""
+        raise TraceError(
+            f"peers would not execute this model: {error.reason}{where}; write that part in other torch operations"
+        ) from error
 
 
 def _traced(
