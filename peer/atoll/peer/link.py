@@ -118,9 +118,14 @@ class Link:
         try:
             await asyncio.wait_for(self._connected.wait(), seconds)
         except TimeoutError:
-            raise self._unreachable(seconds) from None
+            raise self._unreachable() from None
         if self._fatal is not None:
             raise self._fatal
+
+    def check_connected(self) -> None:
+        """Raises LinkError when no stream is up."""
+        if self._outbox is None:
+            raise self._fatal or LinkError(self.peer, f"lost again at once: {self._problem}")
 
     def submit(self, message: EncodedMessage, done: Future[None]) -> None:
         """Sends a message, as soon as a stream is up; ``done`` tells when the neighbour has it."""
@@ -219,11 +224,10 @@ class Link:
             self._give_up(LinkError(self._own, f"internal error: {error!r}"))
 
     def _await_connection(self) -> None:
-        seconds = self._settings.connect_seconds
-        self._patience = asyncio.get_running_loop().call_later(seconds, self._lose_patience, seconds)
+        self._patience = asyncio.get_running_loop().call_later(self._settings.connect_seconds, self._lose_patience)
 
-    def _lose_patience(self, seconds: float) -> None:
-        self._fail_queue(self._unreachable(seconds))
+    def _lose_patience(self) -> None:
+        self._fail_queue(self._unreachable())
 
     def _give_up(self, error: LinkError) -> None:
         self._fatal = error
@@ -238,7 +242,8 @@ class Link:
             _fail(done, error)
         self._events.failed(error)
 
-    def _unreachable(self, seconds: float) -> LinkError:
+    def _unreachable(self) -> LinkError:
+        seconds = self._settings.connect_seconds
         where = "" if self._address is None else f" at {self._address}"
         return LinkError(self.peer, f"no connection{where} within {seconds:g} s: {self._problem}")
 

@@ -92,8 +92,11 @@ class Links:
         self._changed.set()
         self._changed = asyncio.Event()
         deadline = time.monotonic() + settings.connect_seconds
-        for link in list(self._links.values()):
+        links = list(self._links.values())
+        for link in links:
             await link.wait_connected(max(0.0, deadline - time.monotonic()))
+        for link in links:  # one that was lost while another was awaited
+            link.check_connected()
         self._configured = True
 
     def send(self, peer: PeerId, message: Message) -> Future[None]:

@@ -24,6 +24,9 @@ STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What grpc raises, on either side, when a stream has ended."""
 
 
+_LAST_WRITE_SECONDS = 2.0
+
+
 class Duplex(Protocol):
     """What a client's call and a server's context have in common. ``read`` returns no frame at the end."""
 
@@ -53,6 +56,8 @@ class FramePump:
         self._on_written = on_written
         self._heard = time.monotonic()
         self._writing = False
+        self._stopping = False
+        self._is_client = isinstance(duplex, grpc.aio.StreamStreamCall)
 
     @property
     def silent_seconds(self) -> float:
@@ -61,13 +66,17 @@ class FramePump:
 
     async def run(self, until: asyncio.Event | None = None) -> None:
         """Returns when the other end closes the stream, or ``until`` is set; raises LinkError when the stream breaks."""
-        parts = [self._read(), self._write(), self._watch()]
+        writer = asyncio.create_task(self._write())
+        running = [writer, asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
         if until is not None:
-            parts.append(_wait(until))
-        running = [asyncio.create_task(part) for part in parts]
+            running.append(asyncio.create_task(_wait(until)))
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._stopping = True
+            if self._writing and not self._is_client:
+                # A server cannot send its status while a write is under way: the other end would never see the stream end.
+                await asyncio.wait((writer,), timeout=_LAST_WRITE_SECONDS)
             for task in running:
                 task.cancel()
             outcomes = await asyncio.gather(*running, return_exceptions=True)
@@ -88,12 +97,14 @@ class FramePump:
 
     async def _write(self) -> None:
         try:
-            while (dispatch := await self._outbox.next()) is not None:
+            while (dispatch := await self._outbox.next()) is not None and not self._stopping:
                 began = time.monotonic()
                 self._writing = True
                 await self._duplex.write(dispatch.item)
                 self._writing = False
                 self._on_written(dispatch, time.monotonic() - began)
+                if self._stopping:
+                    return
             if isinstance(self._duplex, grpc.aio.StreamStreamCall):
                 await self._duplex.done_writing()
         except STREAM_ERRORS as error:
