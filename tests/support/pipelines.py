@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from atoll.compression.codec import RawCodec, decode_tensor, encode_tensor
 from atoll.peer.stage import MicrobatchInput, Stage, StageSettings
 from atoll.protocol.graph import Bindings, StageGraph, ValueReference, bind
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
@@ -19,6 +20,12 @@ class Sample:
 
     inputs: Mapping[str, torch.Tensor]
     weight: float = 1.0
+
+
+def over_the_wire(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as the peer on the other end of a lossless link gets it: other memory, same bits, same layout."""
+    encoded = encode_tensor("value", tensor, RawCodec())
+    return decode_tensor(replace(encoded, data=bytes(encoded.data)), RawCodec())
 
 
 class HandPipeline:
@@ -70,7 +77,7 @@ class HandPipeline:
 
     def squared_norms(self) -> list[float]:
         """Exchanges the gradients of shared parameters and finishes; squared norms in the order of the parameters' names."""
-        tied = {name: value for stage in self.stages for name, value in stage.tied_gradients().items()}
+        tied = {name: over_the_wire(value) for stage in self.stages for name, value in stage.tied_gradients().items()}
         norms = {name: value for stage in self.stages for name, value in stage.finish(tied).items()}
         return [norms[name] for name in sorted(norms)]
 
@@ -89,7 +96,7 @@ class HandPipeline:
                 evaluation=evaluation,
             )
             result = stage.forward(microbatch)
-            values.update(result.sends)
+            values.update((value, over_the_wire(tensor)) for value, tensor in result.sends.items())
             loss = loss if result.loss is None else result.loss
         return loss
 
@@ -97,7 +104,8 @@ class HandPipeline:
         """The backward pass of one microbatch through all stages; the weights' half right after each."""
         gradients: dict[ValueReference, torch.Tensor] = {}
         for stage in reversed(self.stages):
-            gradients.update(stage.backward(MicrobatchIndex(index), gradients))
+            found = stage.backward(MicrobatchIndex(index), gradients)
+            gradients.update((value, over_the_wire(tensor)) for value, tensor in found.items())
             stage.accumulate(MicrobatchIndex(index))
 
     def bindings(self, sample: Sample) -> Bindings:

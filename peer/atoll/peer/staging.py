@@ -62,8 +62,9 @@ class _Cuda:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device == self._device:
             return tensor
-        # The caching host allocator gives a pinned block out again only after the copy that uses it is done.
-        pinned = tensor if tensor.is_pinned() else tensor.contiguous().pin_memory()
+        # The caching host allocator gives a pinned block out again only after the copy that uses it is done. Copies keep the
+        # memory layout, on which the last bits of a result may depend.
+        pinned = tensor if tensor.is_pinned() else torch.empty_like(tensor, pin_memory=True).copy_(tensor)
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._inbound):
             moved = pinned.to(self._device, non_blocking=True)
@@ -73,8 +74,8 @@ class _Cuda:
         return moved
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        source = tensor.detach().contiguous()
-        landing = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        source = tensor.detach()
+        landing = torch.empty_like(source, device="cpu", pin_memory=True)
         self._outbound.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._outbound):
             landing.copy_(source, non_blocking=True)

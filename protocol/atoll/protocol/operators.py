@@ -37,7 +37,7 @@ _REDUCTIONS = """
     all amax amin aminmax any argmax argmin argsort bucketize cosine_similarity count_nonzero cross cummax cummin cumprod cumsum
     diff dist dot inner kthvalue linalg_cross linalg_norm linalg_vector_norm logcumsumexp logsumexp max mean median min
     nanmean nanmedian nansum native_norm norm outer pairwise_distance pdist cdist prod renorm searchsorted sort std std_mean
-    sum topk trace var var_mean frobenius_norm nuclear_norm msort
+    quantile nanquantile sum topk trace var var_mean frobenius_norm nuclear_norm msort
 """
 
 _SHAPES = """
@@ -54,6 +54,7 @@ _SHAPES = """
 
 _INDEXING = """
     embedding embedding_bag gather index index_add index_copy index_fill index_put index_reduce index_select _index_put_impl
+    _embedding_bag
     masked_scatter one_hot scatter scatter_add scatter_reduce take take_along_dim _unsafe_index _unsafe_index_put
     _unsafe_masked_index repeat_interleave
 """
@@ -89,7 +90,8 @@ _LAYERS = """
     _native_batch_norm_legit _native_batch_norm_legit_functional native_group_norm native_layer_norm rnn_relu rnn_relu_cell
     rnn_tanh rnn_tanh_cell upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_trilinear3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d _fused_rms_norm
+    _upsample_nearest_exact2d _upsample_nearest_exact3d _weight_norm
+    _weight_norm_interface norm_except_dim _trilinear _fused_rms_norm
 """
 
 _LOSSES = """

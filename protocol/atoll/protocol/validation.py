@@ -58,8 +58,6 @@ def validate_stage(graph: StageGraph, limits: Limits = DEFAULT_LIMITS) -> None:
     """Raises GraphRefused unless ``graph`` is a stage that a peer may execute."""
     if not 0 <= graph.stage < graph.num_stages:
         raise GraphRefused(f"stage {graph.stage} is none of {graph.num_stages}")
-    if graph.loss is None and not graph.sends:
-        raise GraphRefused("the stage computes nothing that anyone asks for: neither a loss nor a value to send")
     checked = _Checked(
         nodes=graph.nodes,
         parameters=graph.parameters,
