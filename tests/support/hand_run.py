@@ -15,13 +15,15 @@ from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.peer.daemon import Peer
 from atoll.peer.session_values import Outcome
 from atoll.peer.settings import PeerSettings
+from atoll.peer.stage import StageSettings
 from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.channel import parse_address
 from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.ids import Generation, MicrobatchIndex, NodeIndex, StageIndex, StepNumber
 from atoll.protocol.messages import Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
-from support.pipelines import Sample
+from support.hand_models import HandModel
+from support.pipelines import HandPipeline, Sample
 from support.scripted_coordinator import ScriptedCoordinator, Seat
 
 
@@ -200,6 +202,32 @@ def loss_of(reports: Sequence[session_pb2.StageReport], samples: Sequence[Sample
     losses = {item.microbatch: item.loss for report in reports for item in report.losses}
     total = sum(sample.weight for sample in samples)
     return sum(sample.weight * losses[index] for index, sample in enumerate(samples)) / total
+
+
+def samples_of(model: HandModel, num_microbatches: int = 3, num_steps: int = 3) -> list[list[Sample]]:
+    """The microbatches of each step, of different sizes."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(2, 4, 3)[index % 3] for index in range(num_microbatches)]
+    return [[Sample(inputs=model.sample(size, generator), weight=float(size)) for size in sizes] for _ in range(num_steps)]
+
+
+def in_one_process(model: HandModel, settings: RunSettings) -> HandPipeline:
+    """The uncut graph, before its first step."""
+    used = StageSettings(
+        run_seed=settings.run_seed,
+        device=torch.device("cpu"),
+        optimizer=settings.optimizer,
+        precision=settings.precision,
+        recompute=settings.recompute,
+    )
+    return HandPipeline(slice_graph(model.graph, ()), used)
+
+
+def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """Same names, same bits."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
 
 
 @dataclass(slots=True)

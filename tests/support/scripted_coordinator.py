@@ -31,6 +31,7 @@ class Seat:
         self.peer = PeerId(join.name)
         self.said: list[session_pb2.PeerMessage] = []
         self.gone = False
+        self.progress = session_pb2.Progress()
         self.stored: dict[str, Tensor] = {}
         self._news = asyncio.Condition()
         self._outbox: Outbox[session_pb2.CoordinatorMessage] = Outbox(
@@ -104,7 +105,9 @@ class Seat:
         async with self._news:
             if message is None:
                 self.gone = True
-            elif not message.HasField("progress"):
+            elif message.HasField("progress"):
+                self.progress = message.progress
+            else:
                 self.said.append(message)
             self._news.notify_all()
 

@@ -102,6 +102,7 @@ class Peer:
         )
         connection = Connection(self._own, str(settings.coordinator), self._on_coordinator, self._on_connection_lost)
         self._connection = connection
+        _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await connection.open(settings.connect_seconds)
         connection.tell(session_pb2.PeerMessage(join=self._join(profile, settings.advertised_address(bound))))
         self._spawn(self._watch_joining(), self._tasks)

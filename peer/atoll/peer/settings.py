@@ -13,7 +13,7 @@ from atoll.protocol.errors import JobError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
-CONNECT_SECONDS = 15.0  # peers and coordinator may be started in any order, by one script
+CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
 ANY_PORT_LOOPBACK = "127.0.0.1:0"
 
 

@@ -5,34 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.peer.session_values import ExitCode
-from atoll.peer.stage import StageSettings
 from atoll.protocol.assignment import OptimizerSettings
 from support.hand_models import HandModel, convolutional, transformer
-from support.hand_run import HandRun, RunSettings, swarm
-from support.pipelines import HandPipeline, Sample
-
-STEPS = 3
-
-
-def samples_of(model: HandModel, num_microbatches: int = 3) -> list[list[Sample]]:
-    """The microbatches of each step, of different sizes."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = [(2, 4, 3)[index % 3] for index in range(num_microbatches)]
-    return [[Sample(inputs=model.sample(size, generator), weight=float(size)) for size in sizes] for _ in range(STEPS)]
-
-
-def in_one_process(model: HandModel, settings: RunSettings) -> HandPipeline:
-    """The uncut graph, before its first step."""
-    used = StageSettings(
-        run_seed=settings.run_seed,
-        device=torch.device("cpu"),
-        optimizer=settings.optimizer,
-        precision=settings.precision,
-        recompute=settings.recompute,
-    )
-    return HandPipeline(slice_graph(model.graph, ()), used)
+from support.hand_run import HandRun, RunSettings, assert_equal, in_one_process, samples_of, swarm
 
 
 async def assert_parity(model: HandModel, cuts: tuple[int, ...], settings: RunSettings, num_microbatches: int = 3) -> None:
@@ -49,12 +25,6 @@ async def assert_parity(model: HandModel, cuts: tuple[int, ...], settings: RunSe
         run.end()
         outcomes = await peers.outcomes()
     assert {outcome.exit_code for outcome in outcomes.values()} == {ExitCode.FINISHED}
-
-
-def assert_equal(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
 
 
 @pytest.mark.parametrize("num_cuts", [0, 1, 2])
