@@ -91,8 +91,6 @@ class Peer:
 
     async def _start(self) -> None:
         settings = self._settings
-        engine = self._engine = Engine(self._own, settings.device, self._on_notice, self._on_link_fault)
-        bound = await engine.start(settings.listen_address, settings.threads)
         profile = await asyncio.to_thread(
             measure,
             settings.device,
@@ -100,6 +98,8 @@ class Peer:
             memory_cap_bytes=settings.memory_bytes,
             declared_flops=settings.flops_per_second,
         )
+        engine = self._engine = Engine(self._own, profile, self._on_notice, self._on_link_fault)
+        bound = await engine.start(settings.listen_address, settings.threads)
         connection = Connection(self._own, str(settings.coordinator), self._on_coordinator, self._on_connection_lost)
         self._connection = connection
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)

@@ -14,6 +14,7 @@ from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Deliv
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.links import Links, LinkSettings
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
+from atoll.peer.profile import Profile
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import LinkError
@@ -29,12 +30,14 @@ class Engine:
     """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop."""
 
     def __init__(
-        self, own: PeerId, device: str, on_notice: Callable[[Notice], None], on_fault: Callable[[LinkError], None]
+        self, own: PeerId, profile: Profile, on_notice: Callable[[Notice], None], on_fault: Callable[[LinkError], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
         self._links = Links(own, on_message=self._arrived, on_fault=on_fault)
-        self._pipeline = Pipeline(PipelineSurroundings(device=device, send=self._send, notify=self._notify))
+        self._pipeline = Pipeline(
+            PipelineSurroundings(device=profile.device, memory_bytes=profile.memory_bytes, send=self._send, notify=self._notify)
+        )
         self._thread: ComputeThread | None = None
         self._server: grpc.aio.Server | None = None
 

@@ -41,14 +41,18 @@ from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
 from atoll.protocol.errors import GraphRefused, WireError
 from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
+from atoll.protocol.limits import Limits
 from atoll.protocol.messages import Kind, Message
+from atoll.protocol.validation import validate_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSurroundings:
-    """What the pipeline works with; ``send`` hands a message over to the links without waiting."""
+    """What the pipeline works with. ``send`` hands a message over to the links and does not wait; a graph that takes more than
+    ``memory_bytes`` is refused."""
 
     device: str
+    memory_bytes: int
     send: Callable[[PeerId, Message], None]
     notify: Callable[[Notice], None]
     clock: Callable[[], float] = time.monotonic
@@ -143,6 +147,10 @@ class Pipeline:
         self._publish(count=1)
         assignment = _read_assignment(command)
         self._step = assignment.committed_step
+        self._doing = "validating the graph"
+        validate_stage(
+            assignment.graph, Limits(max_state_bytes=self._with.memory_bytes, max_tensor_bytes=self._with.memory_bytes)
+        )
         self._assignment = assignment
         self._boundaries = Boundaries(assignment.graph, reduced_precision=assignment.precision == "bf16")
         self._peers = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}

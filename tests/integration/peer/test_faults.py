@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 
 from atoll.peer.session_values import ExitCode
-from atoll.protocol.graph import OpGraph
+from atoll.protocol.graph import OpGraph, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import Generation
 from atoll.protocol.v1 import session_pb2 as pb
 from support.hand_graphs import BATCH, GraphBuilder
@@ -174,19 +176,55 @@ async def test_lack_of_memory_is_told_as_such_and_the_peer_lives() -> None:
         await run.step(1, [Sample(inputs={"rows": torch.zeros(2, 1)})])
 
 
-async def test_a_refused_graph_is_told_with_its_reason_and_another_one_is_taken() -> None:
-    model = transformer()
+def with_node(graph: StageGraph, index: int, **changes: object) -> StageGraph:
+    """The graph with one node changed."""
+    nodes = list(graph.nodes)
+    nodes[index] = replace(nodes[index], **changes)  # type: ignore[arg-type]  # whatever the test wants
+    return replace(graph, nodes=tuple(nodes))
+
+
+def forbidden_operator(graph: StageGraph) -> StageGraph:
+    return with_node(graph, 3, operator="aten.from_file.default")
+
+
+def circle(graph: StageGraph) -> StageGraph:
+    return with_node(graph, 3, arguments=(ValueReference(graph.nodes[5].index), *graph.nodes[3].arguments[1:]))
+
+
+def wrong_shape(graph: StageGraph) -> StageGraph:
+    return with_node(graph, 3, outputs=(TensorSpec((3, 5, 7), torch.float32),))
+
+
+def absurd_size(graph: StageGraph) -> StageGraph:
+    first, *others = graph.parameters
+    return replace(graph, parameters=(replace(first, shape=(2**30, 2**20)), *others))
+
+
+@pytest.mark.parametrize("spoil", [forbidden_operator, circle, wrong_shape, absurd_size])
+async def test_a_graph_that_is_refused_is_told_with_its_reason_and_another_one_is_taken(
+    spoil: Callable[[StageGraph], StageGraph],
+) -> None:
+    async with swarm("ann", memory_bytes=10**9) as peers:
+        (seat,) = await peers.seats()
+        run = HandRun(peers.coordinator, [seat], transformer().graph, RunSettings())
+        await run.load()
+        run.generation = Generation(2)
+        send_assignment(seat, run.assignment(spoil(run.stages[0])))
+        fault = await seat.hears("fault")
+        assert (fault.kind, fault.generation) == (pb.Fault.FAULT_REFUSED_GRAPH, 2)
+        assert len(fault.reason) > 20
+        await run.load()
+
+
+async def test_bytes_that_are_no_assignment_are_refused() -> None:
     async with swarm("ann") as peers:
         (seat,) = await peers.seats()
-        run = HandRun(peers.coordinator, [seat], model.graph, RunSettings())
-        run.assign()
-        await seat.hears("ready")
-        for payload in (b"nonsense", b"\0"):
-            run.generation = Generation(run.generation + 1)
-            send_assignment(seat, run.assignment(run.stages[0]), payload)
-            fault = await seat.hears("fault")
-            assert fault.kind == pb.Fault.FAULT_REFUSED_GRAPH
-            assert fault.generation == run.generation
+        run = HandRun(peers.coordinator, [seat], transformer().graph, RunSettings())
+        await run.load()
+        run.generation = Generation(2)
+        send_assignment(seat, run.assignment(run.stages[0]), b"nonsense")
+        fault = await seat.hears("fault")
+        assert (fault.kind, fault.generation) == (pb.Fault.FAULT_REFUSED_GRAPH, 2)
         await run.load()
 
 

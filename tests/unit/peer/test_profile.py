@@ -1,0 +1,27 @@
+"""What a peer measures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from atoll.peer.profile import flops_per_second, free_memory_bytes, measure, resident_bytes
+
+HEAVY = ("transformers", "matplotlib", "rich", "torch._dynamo", "torch._inductor", "sympy", "networkx", "atoll.coordinator")
+
+
+def test_speed_is_that_of_a_computer() -> None:
+    assert 1e7 < flops_per_second("cpu", seconds=0.02) < 1e15
+
+
+def test_memory_is_capped_and_real() -> None:
+    assert resident_bytes() > 2**20
+    assert free_memory_bytes("cpu") > 2**20
+    profile = measure("cpu", memory_cap_bytes=12345, declared_flops=1e9)
+    assert (profile.memory_bytes, profile.flops_per_second, profile.device) == (12345, 1e9, "cpu")
+
+
+def test_a_peer_loads_nothing_that_it_does_not_need() -> None:
+    script = f"import sys, atoll.peer.daemon, atoll.peer.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
