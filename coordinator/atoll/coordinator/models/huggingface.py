@@ -70,6 +70,8 @@ def huggingface_source(config: Path, task: str) -> ModelSource:
             model = getattr(transformers, maker).from_config(settings)
         except (ValueError, KeyError, OSError) as error:
             raise TraceError(f"{description} cannot be made for {task}: {str(error).splitlines()[0]}") from error
+        if next(model.parameters()).is_meta:
+            model.initialize_weights()  # which the constructor leaves out on the meta device
         return wrapper(model)
 
     return ModelSource(description=description, make=make, inner="model", while_tracing=_as_when_executed)
