@@ -20,8 +20,8 @@ class Attention(nn.Module):
         key, value = self.key_value(memory).chunk(2, -1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(hidden), key, value))
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-        mixed = self.output(mixed.transpose(1, 2).flatten(2))
-        return mixed
+        output: torch.Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 class Block(nn.Module):
@@ -41,7 +41,8 @@ class Block(nn.Module):
         if self.cross is not None:
             assert memory is not None
             hidden = hidden + self.cross(hidden, memory, False)
-        return hidden + self.dropout(self.down(self.feed_forward(hidden)))
+        update: torch.Tensor = self.dropout(self.down(self.feed_forward(hidden)))
+        return hidden + update
 
 
 class EncoderDecoder(nn.Module):
