@@ -32,6 +32,7 @@ from atoll.protocol.v1 import frames_pb2_grpc, session_pb2
 __all__ = ["LinkSettings", "Links"]
 
 _PLAN_SECONDS = 5.0  # how long a dialler of a plan that is not known here yet is kept; then it dials anew
+_MOST_GENERATIONS_AHEAD = 4  # a neighbour hears of a new generation earlier than this peer does, but not of many
 _ERROR_SAMPLE = 16  # one message in so many is decoded again to measure what its codec costs
 
 
@@ -107,6 +108,9 @@ class Links:
         needs to wait for it.
         """
         done: Future[None] = Future()
+        if self._closed:
+            done.cancel()
+            return done
         self._worker.submit(urgency(message.key.kind), lambda: self._encode(peer, message, done))
         return done
 
@@ -247,6 +251,9 @@ class Links:
     def _deliver(self, peer: PeerId, message: Message) -> None:
         if message.key.generation > self._generation:
             self._early.append((peer, message))
+            if len({early.key.generation for _, early in self._early}) > _MOST_GENERATIONS_AHEAD:
+                self._early.clear()
+                self.failed(LinkError(peer, f"it sends for generation {message.key.generation} in {self._generation}"))
         elif message.key.generation == self._generation:
             self._on_message(peer, message)
 

