@@ -25,6 +25,7 @@ STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
 _LAST_WRITE_SECONDS = 2.0
+_LAST_READ_SECONDS = 1.0
 
 
 class Duplex(Protocol):
@@ -66,12 +67,14 @@ class FramePump:
 
     async def run(self, until: asyncio.Event | None = None) -> None:
         """Returns when the other end closes the stream, or ``until`` is set; raises LinkError when the stream breaks."""
-        writer = asyncio.create_task(self._write())
-        running = [writer, asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        running = [reader, writer, asyncio.create_task(self._watch())]
         if until is not None:
             running.append(asyncio.create_task(_wait(until)))
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():  # it knows that the stream has ended, the reader is about to hear why
+                await asyncio.wait((reader,), timeout=_LAST_READ_SECONDS)
         finally:
             self._stopping = True
             if self._writing and not self._is_client:
