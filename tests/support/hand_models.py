@@ -109,9 +109,7 @@ def _attention(build: GraphBuilder, name: str, x: ValueReference, mask: ValueRef
         )
         for part in build.call("aten.split.Tensor", mixed, WIDTH, 2)
     ]
-    attended = build.call(
-        "aten.scaled_dot_product_attention.default", *heads, keywords={"attn_mask": mask, "dropout_p": dropout}
-    )
+    attended = build.call("aten.scaled_dot_product_attention.default", *heads, mask, dropout, evaluation=(*heads, mask, 0.0))
     merged = build.call("aten.reshape.default", build.call("aten.transpose.int", attended, 1, 2), (BATCH, CONTEXT, WIDTH))
     projected = build.call("aten.linear.default", merged, build.parameter(f"{name}.out", WIDTH, WIDTH))
     if dropout:

@@ -11,9 +11,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from atoll.peer.staging import Staging
-from atoll.protocol.errors import WireError
+from atoll.protocol.errors import GraphRefused, WireError
 from atoll.protocol.graph import Bindings, Boundary, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
+from atoll.protocol.limits import Limits, check_nodes
+
+# Sets of sizes that are known to fit; with more, some are checked again.
+_MAX_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +53,16 @@ class Arrivals:
     ``lower_precision`` lets bfloat16 arrive where the graph says float32, as autocast makes it.
     """
 
-    def __init__(self, graph: StageGraph, staging: Staging, *, lower_precision: bool) -> None:
+    def __init__(self, graph: StageGraph, staging: Staging, limits: Limits, *, lower_precision: bool) -> None:
         self._graph = graph
         self._staging = staging
+        self._limits = limits
         self._lower_precision = lower_precision
+        self._fitting: set[tuple[tuple[str, int], ...]] = set()
 
     def forward(self, microbatch: MicrobatchInput) -> MicrobatchInput:
         """The microbatch with the inputs and received values that the graph wants."""
+        self._check_sizes(microbatch.bindings)
         inputs: dict[str, torch.Tensor] = {}
         for name, spec in self._graph.inputs:
             if name not in microbatch.inputs:
@@ -78,6 +85,19 @@ class Arrivals:
         if boundary.value not in gradients:
             raise WireError(f"{what} is missing")
         return self._checked(gradients[boundary.value], boundary.spec, bindings, what)
+
+    def _check_sizes(self, bindings: Bindings) -> None:
+        """Raises WireError for sizes under which a value of the stage would be beyond the limits."""
+        key = tuple(sorted(bindings.items()))
+        if key in self._fitting:
+            return
+        try:
+            check_nodes(self._graph.nodes, bindings, self._limits)
+        except GraphRefused as error:
+            raise WireError(f"a batch has sizes that do not fit the graph: {error}") from error
+        if len(self._fitting) >= _MAX_REMEMBERED:
+            self._fitting.clear()
+        self._fitting.add(key)
 
     def _checked(self, tensor: torch.Tensor, spec: TensorSpec, bindings: Bindings, what: str) -> torch.Tensor:
         try:

@@ -5,10 +5,11 @@ Counting never allocates: sizes are multiplied as Python integers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atoll.protocol.errors import GraphRefused
-from atoll.protocol.graph import Bindings, Dimension, Operation, TensorSpec, evaluate
+from atoll.protocol.graph import Bindings, Dimension, Node, Operation, TensorSpec, evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,9 @@ class Limits:
     """One tensor: 1 TiB."""
     max_state_bytes: int = 2**42
     """All parameters and buffers of a graph: 4 TiB."""
+
+
+DEFAULT_LIMITS = Limits()
 
 
 def count_bytes(spec: TensorSpec, bindings: Bindings, limits: Limits, what: str, node: int | None = None) -> int:
@@ -66,3 +70,11 @@ def evaluate_size(dimension: Dimension, bindings: Bindings, limits: Limits, what
         raise GraphRefused(f"{what} has the size {error.args[0]!r}, which nothing binds", node) from error
     except (ZeroDivisionError, IndexError) as error:
         raise GraphRefused(f"{what} has a size that cannot be computed: {error}", node) from error
+
+
+def check_nodes(nodes: Iterable[Node], bindings: Bindings, limits: Limits) -> None:
+    """Raises GraphRefused when a result of one of the nodes is beyond the limits for these sizes."""
+    for node in nodes:
+        for position, spec in enumerate(node.outputs):
+            if spec is not None:
+                count_bytes(spec, bindings, limits, f"output {position} of {node.operator}", node.index)

@@ -3,7 +3,7 @@
 A peer executes nothing but ATen operators named here: enough to train transformers, convolutional and recurrent networks and
 encoder-decoders. Left out on purpose: whatever reads files or memory it was not given (``from_file``, ``as_strided``,
 ``set_``), returns Python numbers (``item``), has results whose shape depends on data (``nonzero``, ``masked_select``), or
-returns sparse or quantised tensors. Overloads that write to an ``out`` argument or take named dimensions are never allowed.
+returns sparse or quantised tensors. Overloads that write to an ``out`` argument are never allowed.
 """
 
 from __future__ import annotations
@@ -153,11 +153,8 @@ def _overloads(packet: object) -> list[str]:
 
 def _forbidden(overload: OpOverload) -> str:
     schema = overload._schema
-    types = [str(argument.type) for argument in schema.arguments]
     if any(argument.is_out for argument in schema.arguments):
         return "it writes to an out argument"
-    if any("Dimname" in kind for kind in types) or "Dimname" in overload._overloadname:
-        return "it takes named dimensions"
     results = [str(result.type) for result in schema.returns]
     lists = schema.name in LIST_OPERATORS
     if not results or any(kind != "Tensor" and not (lists and kind == "List[Tensor]") for kind in results):

@@ -34,9 +34,7 @@ from atoll.protocol.graph import (
 )
 from atoll.protocol.ids import NodeIndex
 from atoll.protocol.inference import Inference
-from atoll.protocol.limits import Limits, count_bytes
-
-DEFAULT_LIMITS = Limits()
+from atoll.protocol.limits import DEFAULT_LIMITS, Limits, check_nodes, count_bytes
 
 
 def validate_graph(graph: OpGraph, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -72,7 +70,7 @@ def validate_stage(graph: StageGraph, limits: Limits = DEFAULT_LIMITS) -> None:
         leaves=frozenset(boundary.value for boundary in graph.receives if boundary.differentiable),
         sent={boundary.value: boundary.spec for boundary in graph.sends},
     )
-    _check_boundaries(graph, limits)
+    _check_boundaries(graph)
     checked.check()
     _check_shared(graph)
 
@@ -126,7 +124,7 @@ class _Checked:
             ParameterReference(spec.name): TensorSpec(spec.shape, spec.dtype) for spec in self.parameters
         }
         state.update((BufferReference(spec.name), TensorSpec(spec.shape, spec.dtype)) for spec in self.buffers)
-        total = sum(count_bytes(spec, {}, self.limits, str(reference)) for reference, spec in state.items())
+        total = sum(count_bytes(spec, {}, self.limits, _named(reference)) for reference, spec in state.items())
         if total > self.limits.max_state_bytes:
             raise GraphRefused(
                 f"parameters and buffers take {total} bytes, more than the limit of {self.limits.max_state_bytes}"
@@ -135,7 +133,7 @@ class _Checked:
         self.given.update((InputReference(name), spec) for name, spec in self.inputs)
         self.given.update(self.received.items())
         for reference, spec in self.given.items():
-            count_bytes(spec, self.bindings, self.limits, str(reference))
+            count_bytes(spec, self.bindings, self.limits, _named(reference))
         for trained in self.parameters:
             if trained.trainable and not (trained.dtype.is_floating_point or trained.dtype.is_complex):
                 raise GraphRefused(f"parameter {trained.name} of dtype {trained.dtype} cannot be trained")
@@ -162,9 +160,7 @@ class _Checked:
             raise GraphRefused(operators_reason, node.index)
         if len(node.outputs) > self.limits.max_outputs:
             raise GraphRefused(f"it returns {len(node.outputs)} values, more than {self.limits.max_outputs}", node.index)
-        for position, spec in enumerate(node.outputs):
-            if spec is not None:
-                count_bytes(spec, self.bindings, self.limits, f"output {position} of {node.operator}", node.index)
+        check_nodes((node,), self.bindings, self.limits)
         keywords = tuple(argument for _, argument in node.keywords)
         for evaluation, before in enumerate(known):
             if evaluation and node.training_only:
@@ -181,9 +177,9 @@ class _Checked:
         if reference not in before:
             if isinstance(reference, ValueReference) and reference.node >= node.index:
                 raise GraphRefused(f"it needs node {reference.node}, which comes after it: a cycle", node.index)
-            raise GraphRefused(f"it needs {reference}, which the graph does not have", node.index)
+            raise GraphRefused(f"it needs {_named(reference)}, which the graph does not have", node.index)
         if node.index in self.recomputed and (isinstance(reference, ParameterReference) or reference in self._private()):
-            raise GraphRefused(f"it is recomputed, but depends on {reference}", node.index)
+            raise GraphRefused(f"it is recomputed, but depends on {_named(reference)}", node.index)
 
     def _private(self) -> frozenset[Reference]:
         """What one stage alone has: nodes that several stages compute may not depend on it."""
@@ -237,6 +233,19 @@ def _result_dtype(spec: ParameterSpec | BufferSpec) -> torch.dtype:
     return spec.dtype
 
 
+def _named(reference: Reference) -> str:
+    """How reasons name what a node refers to."""
+    match reference:
+        case ValueReference(node, output):
+            return f"value {node}:{output}"
+        case ParameterReference(name):
+            return f"parameter {name}"
+        case BufferReference(name):
+            return f"buffer {name}"
+        case InputReference(name):
+            return f"batch input {name}"
+
+
 def _forbidden(node: Node) -> str:
     try:
         operators.resolve(node.operator)
@@ -270,7 +279,7 @@ def _check_items(arguments: tuple[Argument, ...], node: int, limits: Limits) -> 
             pending.extend((inner, depth + 1) for inner in item)
 
 
-def _check_boundaries(graph: StageGraph, limits: Limits) -> None:
+def _check_boundaries(graph: StageGraph) -> None:
     for boundary in graph.receives:
         if not 0 <= boundary.source < boundary.target == graph.stage:
             raise GraphRefused(f"it is received from stage {boundary.source} by {boundary.target}", boundary.value.node)
