@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +40,13 @@ def small_gpt(layers: int = 2, dropout: float = 0.0, tied: bool = True) -> GPT:
     return GPT(layers=layers, width=32, heads=4, context=128, vocabulary=64, dropout=dropout, tied=tied)
 
 
+@cache
 def gpt_graph(layers: int = 2, dropout: float = 0.0, tied: bool = True) -> OpGraph:
     """The op graph of :func:`small_gpt`."""
     return traced(lambda: small_gpt(layers, dropout, tied), token_batch())
 
 
+@cache
 def resnet_graph(depth: int = 18) -> OpGraph:
     """The op graph of a small-image ResNet."""
     return traced(lambda: ResNet(depth), image_batch())

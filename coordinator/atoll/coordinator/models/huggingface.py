@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.coordinator.tracing.replacing import replaced
 from atoll.coordinator.tracing.source import ModelSource
 from atoll.protocol.errors import TraceError
 
@@ -67,7 +69,8 @@ def huggingface_source(config: Path, task: str) -> ModelSource:
         path = config / "config.json" if config.is_dir() else config
         try:
             settings = transformers.AutoConfig.from_pretrained(str(path))
-            model = getattr(transformers, maker).from_config(settings)
+            with _initialised_anywhere():
+                model = getattr(transformers, maker).from_config(settings)
         except (ValueError, KeyError, OSError) as error:
             raise TraceError(f"{description} cannot be made for {task}: {str(error).splitlines()[0]}") from error
         if next(model.parameters()).is_meta:
@@ -88,6 +91,14 @@ def _transformers() -> Any:
 
 
 @contextlib.contextmanager
+def _initialised_anywhere() -> Iterator[None]:
+    """Makes constructors initialise their weights on the meta device too, where they would skip that: it is being recorded."""
+    modeling = importlib.import_module("transformers.modeling_utils")
+    with replaced(modeling, {"get_torch_context_manager_or_global_device": lambda: torch.device("cpu")}):
+        yield
+
+
+@contextlib.contextmanager
 def _as_when_executed() -> Iterator[None]:
     """Makes attention masks as an ordinary call does.
 
@@ -96,16 +107,10 @@ def _as_when_executed() -> Iterator[None]:
     Atoll computes.
     """
     masking_utils = importlib.import_module("transformers.masking_utils")
-    replaced: dict[str, Any] = {
+    settled = {
         "is_tracing": lambda tensor=None: False,
         "is_torchdynamo_exporting": lambda: False,
         "find_packed_sequence_indices": lambda position_ids: None,
     }
-    before = {name: getattr(masking_utils, name) for name in replaced if hasattr(masking_utils, name)}
-    for name in before:
-        setattr(masking_utils, name, replaced[name])
-    try:
+    with replaced(masking_utils, settled):
         yield
-    finally:
-        for name, function in before.items():
-            setattr(masking_utils, name, function)

@@ -6,6 +6,7 @@ positions, rotary tables. All other values that are used beyond a cut are sent.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from atoll.coordinator.tracing.effects import AliasClasses, is_random, written_references
@@ -50,8 +51,7 @@ class Dataflow:
 
     def forbidden_ranges(self) -> Iterator[tuple[NodeIndex, NodeIndex, str]]:
         """(first, last, reason): no cut may lie after node ``first`` and at or before node ``last``."""
-        for root in dict.fromkeys(self.aliases.root(reference) for node in self.graph.nodes for reference in node.references()):
-            users = self._users(root)
+        for root, users in self._users().items():
             if root in self._fixed_roots:
                 yield users[0], users[-1], "a buffer that the forward modifies must stay on one stage"
             elif root in self._sent_roots and (writers := self.aliases.writers.get(root)):
@@ -69,9 +69,13 @@ class Dataflow:
                 if reference not in training or self.graph.nodes[reference.node].training_only:
                     yield reference.node, node.index, reason
 
-    def _users(self, root: Reference) -> list[NodeIndex]:
-        members = self.aliases.members[root]
-        return [node.index for node in self.graph.nodes if any(reference in members for reference in all_references(node))]
+    def _users(self) -> dict[Reference, list[NodeIndex]]:
+        """For each piece of memory, by its root, the nodes that refer to it, in order."""
+        users: dict[Reference, list[NodeIndex]] = defaultdict(list)
+        for node in self.graph.nodes:
+            for root in {self.aliases.root(reference) for reference in all_references(node)}:
+                users[root].append(node.index)
+        return users
 
     def _first_maker(self, root: Reference) -> NodeIndex:
         return min(member.node for member in self.aliases.members[root] if isinstance(member, ValueReference))

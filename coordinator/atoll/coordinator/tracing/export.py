@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from atoll.coordinator.tracing.replacing import replaced
 from atoll.coordinator.tracing.source import BuiltModel
 from atoll.protocol.errors import TraceError
 
@@ -39,7 +40,7 @@ def export(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic, *
     inputs = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in example.items()}
     sizes = {name: _dynamic_dimensions(tensor, dynamic.get(name, ())) for name, tensor in inputs.items()}
     try:
-        with _mode(model.module, training), model.source.while_tracing(), _RealConstants(), _quiet():
+        with _mode(model.module, training), model.source.while_tracing(), _on_any_device(), _quiet():
             return torch.export.export(model.module, (), inputs, dynamic_shapes=sizes, strict=False)
     except TraceError:
         raise
@@ -74,6 +75,18 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _on_any_device() -> Iterator[None]:
+    """Lets a forward be written for whatever device its inputs are on, though here that is the meta device."""
+    original = torch.autocast.__init__
+
+    def initialise(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    with replaced(torch.autocast, {"__init__": initialise}), _RealConstants():
+        yield
 
 
 class _RealConstants(TorchFunctionMode):

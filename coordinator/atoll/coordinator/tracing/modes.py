@@ -8,6 +8,8 @@ evaluation mode is accepted as long as its operators are, in order, some of thos
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 
 from atoll.coordinator.tracing.conversion import Converted
 from atoll.coordinator.tracing.pruning import prune, with_references
@@ -50,19 +52,24 @@ class _Matching:
     def place(self, node: Node) -> None:
         """Finds the node of the training trace that does in training what ``node`` does in evaluation."""
         there = with_references(node, self.translated)
-        candidates = [found for found in self._nodes[self._next :] if _same_call(found, there)]
-        near = [found for found in candidates if found.index < self._next + _MATCH_WINDOW]
-        same = [found for found in near if tuple(found.references()) == tuple(there.references())]
-        if not candidates:
+        wanted = tuple(there.references())
+        candidates = (found for found in self._nodes[self._next :] if _same_call(found, there))
+        first = next(candidates, None)
+        if first is None:
             where = f" in {node.module}" if node.module else ""
             raise TraceError(
                 f"the model computes {node.operator}{where} in evaluation mode but not in training mode; "
                 "make it compute the same in both, apart from dropout and the like"
             )
-        partner = (same or candidates)[0]
+        same = (found for found in itertools.chain([first], candidates) if tuple(found.references()) == wanted)
+        partner = self._nearest(same) or first
         self._partners[partner.index] = there
         self._numbers[node.index] = partner.index
         self._next = partner.index + 1
+
+    def _nearest(self, nodes: Iterator[Node]) -> Node | None:
+        found = next(nodes, None)
+        return found if found is not None and found.index < self._next + _MATCH_WINDOW else None
 
     def merged(self) -> tuple[Node, ...]:
         """The training trace with evaluation arguments where they differ, and marks on what evaluation leaves out."""

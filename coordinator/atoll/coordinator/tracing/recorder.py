@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from atoll.coordinator.tracing.replacing import replaced
 from atoll.protocol.errors import TraceError
 
 _OVERWRITES = frozenset(
@@ -345,5 +345,10 @@ def recording_calls(recorder: Recorder) -> Iterator[None]:
     def truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return (_truncated_normal if tensor.device.type == "meta" else original)(tensor, *args, **kwargs)
 
-    with patch.object(nn.init, "_no_grad_trunc_normal_", truncated), torch.device("meta"), _Functions(recorder), recorder:
+    with (
+        replaced(nn.init, {"_no_grad_trunc_normal_": truncated}),
+        torch.device("meta"),
+        _Functions(recorder),
+        recorder,
+    ):
         yield
