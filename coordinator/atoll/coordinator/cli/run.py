@@ -24,7 +24,6 @@ from atoll.protocol.errors import RunFailed
 
 if TYPE_CHECKING:
     from atoll.coordinator.server import Coordinator
-
     from atoll.protocol.job import Job
 
 REFRESH_SECONDS = 0.5

@@ -120,31 +120,41 @@ class _Placement:
         if most == 0:
             raise PlacementError("no peer has joined; start one with atoll-peer join")
         counts = range(1, most + 1) if wanted is None else range(wanted, wanted + 1)
-        fastest = min(filter(None, (self._solve(count, self._slowest, max) for count in counts)), default=None)
+        solutions = (self._solve(count, self._slowest, max, lambda choice: (self._least_seconds(choice),)) for count in counts)
+        fastest = min(filter(None, solutions), default=None)
         if fastest is None:
             raise self._does_not_fit(counts)
         limit = fastest[0][0] * SLACK
 
         def narrow(choice: _Choice) -> _Cost | None:
-            option = self._option(choice)
+            option = self._option(choice) if self._least_seconds(choice) <= limit else None
             if option is None or option.seconds > limit:
                 return None
             return (float(self._segments.crossing_bytes[choice.first]), option.seconds**2)
 
-        solutions = [self._solve(count, narrow, _add) for count in counts]
-        best = min(solution for solution in solutions if solution is not None)
+        best = min(solution for count in counts if (solution := self._solve(count, narrow, _add)) is not None)
         return self._as_plan(best[1])
 
     def _slowest(self, choice: _Choice) -> _Cost | None:
         option = self._option(choice)
         return None if option is None else (option.seconds,)
 
+    def _least_seconds(self, choice: _Choice) -> float:
+        """A bound from below for the time of any option."""
+        flops = self._segments.flops[choice.end] - self._segments.flops[choice.first]
+        return flops * FORWARD_AND_BACKWARD / max(self._offers[choice.peer].flops_per_second, 1.0)
+
     def _solve(
-        self, count: int, cost: Callable[[_Choice], _Cost | None], combine: Callable[[_Cost, _Cost], _Cost]
+        self,
+        count: int,
+        cost: Callable[[_Choice], _Cost | None],
+        combine: Callable[[_Cost, _Cost], _Cost],
+        at_least: Callable[[_Choice], _Cost] = lambda _: (),
     ) -> tuple[_Cost, tuple[tuple[int, int, int, int], ...]] | None:
         """The cheapest way to run everything in exactly ``count`` stages; ``cost`` is None for what is impossible.
 
         ``combine`` must be monotone, as a maximum or a sum is. Equal costs go to the earlier peers and the earlier cuts.
+        ``at_least`` is a bound that is quicker to know than the cost.
         """
         end, num_peers = self._segments.num_segments, len(self._offers)
 
@@ -156,6 +166,8 @@ class _Placement:
             found = best(distance, peer + 1, first)
             for stop in range(first + 1, end - distance + 2) if distance > 1 else (end,):
                 choice = _Choice(peer, first, stop, distance)
+                if found is not None and at_least(choice) > found[0]:
+                    break  # what follows has more to do
                 own = cost(choice)
                 if own is None or (found is not None and own > found[0]):
                     continue

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.jobs import huggingface_job
 
 from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.tracing.source import open_source
 from atoll.coordinator.tracing.trace import trace
 from atoll.peer.initialisation import initial_value
+from support.jobs import huggingface_job
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -1,0 +1,84 @@
+"""From a plan to what each of its peers is told: its stage, its neighbours, the settings of the run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from atoll.compression.registry import encode_message
+from atoll.coordinator.first_values import FirstValues
+from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_to_bytes
+from atoll.protocol.graph import StageGraph
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
+from atoll.protocol.job import Job
+from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
+
+TENSOR = "assignment"
+
+
+def make_assignment(
+    job: Job,
+    generation: Generation,
+    plan: Plan,
+    graph: StageGraph,
+    addresses: Mapping[PeerId, str],
+    first_values: FirstValues,
+) -> Assignment:
+    """What the peer of ``graph``'s stage is told."""
+    stage = plan.stages[graph.stage]
+    return Assignment(
+        generation=generation,
+        graph=graph,
+        neighbours=_neighbours(graph, plan.stages, addresses),
+        run_seed=job.training.seed,
+        in_flight=stage.in_flight,
+        recompute=stage.recompute,
+        precision=job.training.precision,
+        optimizer=_optimizer(job),
+        fetch=first_values.to_send(graph),
+        forward_codec=job.network.compression.forward_codec,
+        backward_codec=job.network.compression.backward_codec,
+        link_seconds=job.network.link_seconds,
+        committed_step=StepNumber(0),
+    )
+
+
+def encode_assignment(assignment: Assignment) -> EncodedMessage:
+    """The ASSIGNMENT message."""
+    data = torch.frombuffer(bytearray(assignment_to_bytes(assignment)), dtype=torch.uint8)
+    key = MessageKey(
+        generation=assignment.generation,
+        step=assignment.committed_step,
+        microbatch=MicrobatchIndex(0),
+        kind=Kind.ASSIGNMENT,
+        source=assignment.graph.stage,
+        target=assignment.graph.stage,
+    )
+    return encode_message(Message(key=key, tensors=((TENSOR, data),)))
+
+
+def _neighbours(graph: StageGraph, stages: Sequence[StagePlan], addresses: Mapping[PeerId, str]) -> tuple[Neighbour, ...]:
+    """The stages that this one exchanges tensors with; of two the earlier one dials."""
+    met: set[StageIndex] = {boundary.source for boundary in graph.receives} | {boundary.target for boundary in graph.sends}
+    for shared in graph.shared:
+        met.update(shared.stages)
+    return tuple(
+        Neighbour(stage=other, peer=stages[other].peer, address=addresses[stages[other].peer], dial=graph.stage < other)
+        for other in sorted(met - {graph.stage})
+    )
+
+
+def _optimizer(job: Job) -> OptimizerSettings:
+    section = job.training.optimizer
+    beta1, beta2 = section.betas
+    return OptimizerSettings(
+        name=section.name,
+        weight_decay=section.weight_decay,
+        momentum=section.momentum,
+        nesterov=section.nesterov,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=section.epsilon,
+    )

@@ -1,0 +1,220 @@
+"""Carries out what the state machine wants, in order: speaks to peers, writes the journal, tells the outside. Decides
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from atoll.coordinator.assigning import encode_assignment, make_assignment
+from atoll.coordinator.batches import BatchSender, routes
+from atoll.coordinator.data.feed import Feed
+from atoll.coordinator.events import Event, FailedEvent, FinishedEvent, PredictionEvent, StageSummary, StepEvent
+from atoll.coordinator.measurements import Measurements
+from atoll.coordinator.offload import Offload
+from atoll.coordinator.run.events import PlanMade, PlanRefused, RunEvent, StorePurpose, WeightsWritten
+from atoll.coordinator.run.instructions import (
+    Announce,
+    AskStore,
+    Assign,
+    CloseWeights,
+    EndRun,
+    ExpelPeer,
+    Instruction,
+    MakePlan,
+    SendBatches,
+    SendCommit,
+    SendVoid,
+    StartStep,
+    WriteCommit,
+)
+from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.state_folder import WEIGHTS, StateFolder
+from atoll.coordinator.state_keeper import StateKeeper
+from atoll.coordinator.traced_model import Proposal, TracedModel
+from atoll.protocol.errors import AtollError, PlacementError
+from atoll.protocol.ids import Generation, PeerId, StepNumber
+from atoll.protocol.messages import EncodedMessage
+from atoll.protocol.v1 import session_pb2
+
+
+class Conductor:
+    """``spawn`` runs work in the background; ``post`` takes its results; ``on_event`` is the outside."""
+
+    def __init__(
+        self,
+        *,
+        folder: StateFolder,
+        sessions: Sessions,
+        state: StateKeeper,
+        measurements: Measurements,
+        offload: Offload,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        post: Callable[[RunEvent], None],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._folder = folder
+        self._sessions = sessions
+        self._state = state
+        self._measurements = measurements
+        self._offload = offload
+        self._spawn = spawn
+        self._post = post
+        self._on_event = on_event
+        self._model: TracedModel | None = None
+        self._batches: BatchSender | None = None
+        self._proposals: dict[Generation, Proposal] = {}
+        self._proposal: Proposal | None = None
+        self._step = StepNumber(0)
+        self._num_microbatches = {False: 0, True: 0}
+        self.ended: EndRun | None = None
+
+    @property
+    def summaries(self) -> tuple[StageSummary, ...]:
+        """The stages of the plan in force."""
+        return self._proposal.summaries if self._proposal is not None else ()
+
+    def know(self, model: TracedModel, feed: Feed) -> None:
+        """The model is traced: plans can be made and batches sent."""
+        self._model = model
+        self._batches = BatchSender(feed, model.graph, self._sessions, self._offload, self._post)
+        self._num_microbatches = {False: model.job.training.num_microbatches, True: len(feed.validation())}
+        self._state.know(model.graph, model.first_values)
+        self._spawn(self._batches.run())
+
+    async def carry_out(self, instruction: Instruction) -> None:
+        """Do one thing. Raises AtollError when it cannot be done; then what follows it must not be done either."""
+        match instruction:
+            case MakePlan():
+                self._spawn(self._make_plan(instruction))
+            case Assign():
+                await self._assign(instruction)
+            case SendBatches():
+                self._sender.request(instruction)
+            case StartStep():
+                self._start_step(instruction)
+            case WriteCommit():
+                await self._offload.run(self._folder.journal.write_commit, instruction)
+            case SendCommit():
+                self._send_commit(instruction)
+            case SendVoid():
+                self._send_void(instruction)
+            case AskStore():
+                await self._ask_store(instruction)
+            case CloseWeights():
+                self._post(WeightsWritten(path=str(await self._state.complete())))
+            case ExpelPeer():
+                self._sessions.expel(instruction.peer, instruction.reason)
+            case Announce():
+                await self._announce(instruction.event)
+            case EndRun():
+                self.ended = instruction
+
+    @property
+    def _sender(self) -> BatchSender:
+        assert self._batches is not None, "a plan is made of a traced model"
+        return self._batches
+
+    @property
+    def _holders(self) -> tuple[PeerId, ...]:
+        """The peers of the plan, in stage order."""
+        assert self._proposal is not None
+        return self._proposal.plan.peers
+
+    async def _make_plan(self, instruction: MakePlan) -> None:
+        assert self._model is not None
+        try:
+            proposal = await self._offload.run(self._model.propose, instruction.peers)
+        except PlacementError as error:
+            names = tuple(offer.name for offer in instruction.peers)
+            self._post(PlanRefused(generation=instruction.generation, peers=names, reason=str(error)))
+            return
+        self._proposals[instruction.generation] = proposal
+        self._post(PlanMade(generation=instruction.generation, plan=proposal.plan, summaries=proposal.summaries))
+
+    async def _assign(self, instruction: Assign) -> None:
+        assert self._model is not None
+        self._proposal = self._proposals[instruction.generation]
+        self._proposals.clear()
+        model, plan, graphs = self._model, instruction.plan, self._proposal.graphs
+        members = {member.name: member for member in self._sessions.membership}
+        self._measurements.planned(plan, {name: member.resident_bytes for name, member in members.items()})
+        self._sessions.advance(instruction.generation)
+        self._sender.under(instruction.generation, routes(graphs, plan.peers))
+        await self._offload.run(self._folder.journal.write_plan, instruction.generation, plan)
+        to_fetch = {}
+        addresses = {name: member.introduction.address for name, member in members.items()}
+        if not set(plan.peers) <= addresses.keys():
+            return  # one of them is gone; the machine is about to hear of it
+        for peer, graph in zip(plan.peers, graphs, strict=True):
+            assignment = make_assignment(model.job, instruction.generation, plan, graph, addresses, model.first_values)
+            to_fetch[peer] = assignment.fetch
+            encoded = await self._offload.run(encode_assignment, assignment)
+            self._spawn(self._send(peer, encoded))
+        self._state.allow_fetching(instruction.generation, to_fetch)
+
+    async def _send(self, peer: PeerId, message: EncodedMessage) -> None:
+        session = self._sessions.find(peer)
+        if session is not None:
+            await session.send(message)
+
+    def _start_step(self, instruction: StartStep) -> None:
+        start = session_pb2.StartStep(
+            generation=instruction.generation,
+            step=instruction.step,
+            num_microbatches=self._num_microbatches[instruction.evaluation],
+            evaluation=instruction.evaluation,
+        )
+        self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(start=start))
+
+    def _send_commit(self, instruction: SendCommit) -> None:
+        commit = session_pb2.Commit(
+            generation=instruction.generation,
+            step=instruction.step,
+            clip_factor=instruction.clip_factor,
+            learning_rate=instruction.learning_rate,
+        )
+        self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(commit=commit))
+
+    def _send_void(self, instruction: SendVoid) -> None:
+        self._sender.under(instruction.next_generation)
+        self._sessions.advance(instruction.next_generation)
+        void = session_pb2.Void(
+            generation=instruction.generation,
+            step=instruction.step,
+            next_generation=instruction.next_generation,
+            reason=instruction.reason,
+        )
+        self._sessions.tell(instruction.peers, session_pb2.CoordinatorMessage(void=void))
+
+    async def _ask_store(self, instruction: AskStore) -> None:
+        assert self._proposal is not None
+        name = f"weights-step-{instruction.step}.safetensors" if instruction.purpose is StorePurpose.EXPORT else WEIGHTS
+        path: Path = self._folder.path / name
+        holders = dict(zip(self._holders, self._proposal.graphs, strict=True))
+        await self._state.open(path, instruction.generation, instruction.step, holders)
+        store = session_pb2.Store(generation=instruction.generation, step=instruction.step)
+        self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(store=store))
+
+    async def _announce(self, event: Event) -> None:
+        if isinstance(event, FinishedEvent):
+            for last in (*self._measurements.predictions(), *self._measurements.links()):
+                await self._tell(last)
+        await self._tell(event)
+        if isinstance(event, StepEvent):
+            self._step = StepNumber(event.step)
+            for measured in self._measurements.after_step(event):
+                await self._tell(measured)
+
+    async def _tell(self, event: Event) -> None:
+        if isinstance(event, PredictionEvent):
+            write = self._folder.journal.write_prediction
+            await self._offload.run(write, event.what, event.peer, self._step, event.predicted, event.measured)
+        try:
+            self._folder.write_event(event)
+        except AtollError:
+            # That the disk is full must reach the screen, if not the disk.
+            if not isinstance(event, FailedEvent):
+                raise
+        self._on_event(event)

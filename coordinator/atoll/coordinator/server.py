@@ -1,0 +1,294 @@
+"""The coordinator of one run as an object: start it, let it run, look at it, stop it.
+
+It owns the event loop's side of everything: the queue of events, the one task that feeds them to the state machine and has its
+instructions carried out, the clock, background work, and the order in which all of it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from atoll.coordinator.conductor import Conductor
+from atoll.coordinator.data.opening import open_feed
+from atoll.coordinator.events import Event
+from atoll.coordinator.measurements import Measurements
+from atoll.coordinator.membership import LEASE_SECONDS
+from atoll.coordinator.offload import Offload
+from atoll.coordinator.run.deadlines import Deadlines
+from atoll.coordinator.run.events import ExportAsked, GraphReady, RunEvent, StopAsked, Tick, WeightsWritten, WorkFailed
+from atoll.coordinator.run.machine import RunMachine
+from atoll.coordinator.run.schedule import LearningRateSchedule
+from atoll.coordinator.run.states import RunSettings, RunState
+from atoll.coordinator.servicer import CoordinatorServicer, OperatorServicer
+from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.state_folder import CACHE, StateFolder
+from atoll.coordinator.state_keeper import StateKeeper
+from atoll.coordinator.status import status_reply
+from atoll.coordinator.traced_model import trace_model
+from atoll.protocol.channel import start_server
+from atoll.protocol.errors import AtollError, JobError, RunFailed
+from atoll.protocol.job import Job
+from atoll.protocol.v1 import operator_pb2, operator_pb2_grpc, session_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+END_SECONDS = 3.0
+"""How long peers may take to hear that the run is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run."""
+
+    job: Job
+    listen: str
+    state: Path
+    min_peers: int = 1
+    lease_seconds: float = LEASE_SECONDS
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def run_settings(self) -> RunSettings:
+        """What the state machine needs of it."""
+        training = self.job.training
+        return RunSettings(
+            steps=training.steps,
+            min_peers=max(self.min_peers, 1 if self.job.plan.stages == "auto" else self.job.plan.stages),
+            largest_norm=training.clip_norm,
+            evaluate_every=training.evaluate_every,
+            evaluation_steps=training.evaluation_batches,
+            deadlines=self.deadlines,
+            schedule=LearningRateSchedule(
+                highest=training.optimizer.learning_rate,
+                steps=training.steps,
+                warmup=training.schedule.warmup,
+                decay=training.schedule.decay,
+                final=training.schedule.final,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the run ended; ``reason`` is a sentence."""
+
+    finished: bool
+    reason: str
+
+
+class Coordinator:
+    """Runs once: ``await start()``, then ``await run()``. Several may live in one process and on one loop."""
+
+    def __init__(self, settings: CoordinatorSettings, on_event: Callable[[Event], None] = lambda event: None) -> None:
+        self._settings = settings
+        self._on_event = on_event
+        self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
+        self._machine = RunMachine(settings.run_settings(), time.monotonic())
+        self._measurements = Measurements()
+        self._offload = Offload("atoll-coordinator", num_threads=4)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exports: list[asyncio.Future[operator_pb2.ExportReply]] = []
+        self._job_error: JobError | None = None
+        self._bug: BaseException | None = None
+        self._sessions = Sessions(
+            version=_version(),
+            lease_seconds=settings.lease_seconds,
+            post=self._post,
+            on_measured=self._measurements.reported,
+        )
+        self._state = StateKeeper(self._offload, self._post)
+        self._folder: StateFolder | None = None
+        self._conductor: Conductor | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """Claim the state folder and listen; returns the address. Raises JobError or ResourceError, with nothing left
+        behind."""
+        try:
+            return await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def run(self) -> Outcome:
+        """Take the run to its end and clean up. Raises JobError when it turns out that the job cannot be run."""
+        try:
+            await self._drive()
+            assert self._conductor is not None
+            assert self._conductor.ended is not None
+            outcome = Outcome(finished=self._conductor.ended.finished, reason=self._conductor.ended.reason)
+            assert self._folder is not None
+            await self._note_outcome(self._folder, outcome)
+        finally:
+            await self.close()
+        if self._bug is not None:
+            raise self._bug
+        if self._job_error is not None:
+            raise self._job_error
+        return outcome
+
+    def request_stop(self, reason: str) -> None:
+        """End the run now, whatever it does; on the loop, at any moment."""
+        self._post(StopAsked(reason=reason))
+
+    def stop(self, reason: str) -> None:
+        """End the run after the step that is running, with the weights written; at once where there are none yet."""
+        self._post(StopAsked(reason=reason, keep_weights=True))
+
+    def status(self) -> operator_pb2.StatusReply:
+        """How the run stands, and whom it waits for."""
+        return status_reply(
+            run=self._settings.job.name,
+            machine=self._machine,
+            membership=self._sessions.membership,
+            summaries=self._conductor.summaries if self._conductor is not None else (),
+            bytes_sent=self._measurements.bytes_sent,
+            now=time.monotonic(),
+        )
+
+    async def export(self) -> operator_pb2.ExportReply:
+        """Write the weights of the last committed step to a file. Raises RunFailed when there are none."""
+        state = self._machine.context.state
+        if state not in (RunState.TRAINING, RunState.FINISHING):
+            raise RunFailed(f"the run {self._machine.waiting()}: there are no trained weights to export")
+        future: asyncio.Future[operator_pb2.ExportReply] = asyncio.get_running_loop().create_future()
+        self._exports.append(future)
+        self._post(ExportAsked())
+        return await future
+
+    async def close(self) -> None:
+        """Tell the peers, stop the server, end every task and thread. Harmless when done already."""
+        ended = self._conductor.ended if self._conductor is not None else None
+        finished, reason = (ended.finished, ended.reason) if ended is not None else (False, "the coordinator has ended")
+        self._settle_exports(RunFailed(reason))
+        await self._sessions.end(finished=finished, reason=reason, within_seconds=END_SECONDS)
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+            self._server = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._offload.close()
+        self._state.abandon()
+        if self._folder is not None:
+            folder, self._folder = self._folder, None
+            folder.close()
+
+    async def _start(self) -> str:
+        settings = self._settings
+        folder = self._folder = await self._offload.run(StateFolder.claim, settings.state, settings.job)
+        self._conductor = Conductor(
+            folder=folder,
+            sessions=self._sessions,
+            state=self._state,
+            measurements=self._measurements,
+            offload=self._offload,
+            spawn=self._spawn,
+            post=self._post,
+            on_event=self._on_event,
+        )
+        register_sessions = session_pb2_grpc.add_CoordinatorServicer_to_server
+        register_operator = operator_pb2_grpc.add_OperatorServicer_to_server
+        servicers = (
+            partial(register_sessions, CoordinatorServicer(self._sessions, self._state)),
+            partial(register_operator, OperatorServicer(self)),
+        )
+        self._server, address = await start_server(servicers, settings.listen)
+        folder.write_address(address)
+        self._spawn(self._trace(self._conductor))
+        self._spawn(self._tick())
+        _log.info("listening on %s", address)
+        return address
+
+    async def _trace(self, conductor: Conductor) -> None:
+        """Open the data and trace the model while peers join."""
+        job, cache = self._settings.job, self._settings.state / CACHE
+        feed = await self._offload.run(open_feed, job, cache)
+        model = await self._offload.run(trace_model, job, feed)
+        conductor.know(model, feed)
+        self._post(GraphReady(trainable=model.trainable))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._sessions.expel_silent()
+            self._post(Tick())
+
+    async def _drive(self) -> None:
+        """Feed the events to the machine, one after the other, until the run is over."""
+        assert self._conductor is not None
+        while self._conductor.ended is None:
+            event = await self._events.get()
+            if isinstance(event, WeightsWritten):
+                reply = operator_pb2.ExportReply(path=event.path, step=self._machine.context.committed)
+                self._settle_exports(reply)
+            await self._handle(self._conductor, event)
+
+    async def _handle(self, conductor: Conductor, event: RunEvent) -> None:
+        try:
+            for instruction in self._machine.handle(event, time.monotonic()):
+                await conductor.carry_out(instruction)
+        except AtollError as error:
+            if self._machine.context.state.final:
+                raise
+            # What the failed instruction was to make safe must not follow: the rest of them is dropped.
+            await self._handle(conductor, self._failure(error))
+
+    async def _note_outcome(self, folder: StateFolder, outcome: Outcome) -> None:
+        try:
+            write = folder.journal.write_outcome
+            await self._offload.run(write, finished=outcome.finished, reason=outcome.reason)
+        except AtollError as error:
+            _log.warning("the journal does not hold how the run ended: %s", error)
+
+    def _settle_exports(self, result: operator_pb2.ExportReply | RunFailed) -> None:
+        waiting, self._exports = self._exports, []
+        for future in waiting:
+            if future.done():
+                continue
+            if isinstance(result, RunFailed):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _post(self, event: RunEvent) -> None:
+        self._events.put_nowait(event)
+
+    def _failure(self, error: AtollError) -> WorkFailed:
+        if isinstance(error, JobError):
+            self._job_error = error
+        return WorkFailed(reason=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background. What it raises ends the run: an AtollError by its sentence, anything else as a
+        bug."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, AtollError):
+                self._post(self._failure(error))
+            elif error is not None:
+                self._bug = error
+                self._post(WorkFailed(reason=f"a bug in the coordinator: {error!r}"))
+
+        task.add_done_callback(ended)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("atoll")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"

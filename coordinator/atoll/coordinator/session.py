@@ -1,0 +1,129 @@
+"""The coordinator's end of one peer's session: control messages and frames on one stream. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import grpc.aio
+
+from atoll.coordinator.membership import Member
+from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.framing import MessageStream
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.messages import EncodedMessage, MessageHeader
+from atoll.protocol.outbox import Outbox
+from atoll.protocol.pump import STREAM_ERRORS, describe
+from atoll.protocol.transfer import COORDINATOR
+from atoll.protocol.v1 import frames_pb2, session_pb2
+
+SessionContext = grpc.aio.ServicerContext[session_pb2.PeerMessage, session_pb2.CoordinatorMessage]
+
+MAX_UNACKNOWLEDGED_BYTES = 64 * 2**20
+"""How far batches may run ahead of what a peer has taken. Bounds this process's memory, whatever an evaluation's size."""
+
+
+LAST_WORD_SECONDS = 1.0
+"""For a peer that may not even read any more."""
+
+
+class PeerSession:
+    """``on_message`` gets every control message in the order of arrival, on the event loop."""
+
+    def __init__(self, member: Member, on_message: Callable[[PeerSession, session_pb2.PeerMessage], None]) -> None:
+        self.member = member
+        self._on_message = on_message
+        self._outbox: Outbox[session_pb2.CoordinatorMessage] = Outbox(
+            own=COORDINATOR, other=member.name, stream=MessageStream(_refuse_everything), wrap=_wrap
+        )
+        self._flying: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._closing = asyncio.Event()
+        self._close_reason = ""
+
+    @property
+    def peer(self) -> PeerId:
+        return self.member.name
+
+    def tell(self, message: session_pb2.CoordinatorMessage) -> None:
+        """Queue a control message, ahead of every frame."""
+        self._outbox.put(message)
+
+    async def send(self, message: EncodedMessage) -> None:
+        """Queue a message, once the peer has taken enough of the earlier ones."""
+        self._forget_settled()
+        while sum(size for _, size in self._flying) > MAX_UNACKNOWLEDGED_BYTES:
+            await asyncio.wait((self._flying[0][0],))
+            self._forget_settled()
+        self._flying.append((self._outbox.submit(message), message.num_bytes))
+
+    def advance(self, generation: Generation) -> None:
+        """Drop the frames of older generations that are still to be sent."""
+        self._outbox.advance(generation)
+
+    def end(self, message: session_pb2.CoordinatorMessage) -> None:
+        """Say ``message`` as the last word and close the stream."""
+        self._outbox.put(message)
+        self._outbox.close()
+
+    def expel(self, reason: str) -> None:
+        """Tell the peer why it is taken for lost, in case it is there after all, and close the stream."""
+        self._close_reason = reason
+        self.end(session_pb2.CoordinatorMessage(rejected=session_pb2.Rejected(reason=reason, again=True)))
+        asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, self._closing.set)
+
+    def close(self, reason: str) -> None:
+        """Close the stream now."""
+        self._close_reason = reason
+        self._closing.set()
+
+    async def run(self, context: SessionContext) -> str:
+        """Carry the session until either side ends it; returns why it ended."""
+        reader = asyncio.create_task(self._read(context), name=f"session reader {self.peer}")
+        writer = asyncio.create_task(self._write(context), name=f"session writer {self.peer}")
+        closer = asyncio.create_task(self._closing.wait())
+        tasks = (reader, writer, closer)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._close_reason:
+                return self._close_reason
+            return reader.result() if reader.done() else writer.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._outbox.fail(LinkError(self.peer, "its session is over"))
+
+    async def _read(self, context: SessionContext) -> str:
+        try:
+            while isinstance(message := await context.read(), session_pb2.PeerMessage):
+                if message.WhichOneof("content") == "frame":
+                    for event in self._outbox.handle(message.frame):
+                        return str(self._outbox.error_of(event))  # type: ignore[arg-type]  # nothing arrives as a message here
+                else:
+                    self._on_message(self, message)
+        except WireError as error:
+            return f"it broke the protocol: {error}"
+        except STREAM_ERRORS as error:
+            return f"its connection broke: {describe(error)}"
+        return "its connection ended"
+
+    async def _write(self, context: SessionContext) -> str:
+        try:
+            while (dispatch := await self._outbox.next()) is not None:
+                await context.write(dispatch.item)
+        except STREAM_ERRORS as error:
+            return f"its connection broke: {describe(error)}"
+        return "the run ended"
+
+    def _forget_settled(self) -> None:
+        while self._flying and self._flying[0][0].done():
+            self._flying.popleft()
+
+
+def _wrap(frame: frames_pb2.Frame) -> session_pb2.CoordinatorMessage:
+    return session_pb2.CoordinatorMessage(frame=frame)
+
+
+def _refuse_everything(header: MessageHeader) -> str | None:
+    return "a peer sends no messages on its session"

@@ -1,0 +1,132 @@
+"""All peers' sessions: admits peers, keeps their leases, turns what they say into events of the run, and speaks to them by
+name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from atoll.coordinator import translation
+from atoll.coordinator.membership import Introduction, Member, Membership, Refusal
+from atoll.coordinator.planning.placement import PeerOffer
+from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent
+from atoll.coordinator.session import PeerSession, SessionContext
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+OnReport = Callable[[PeerId, session_pb2.PeerMessage], None]
+
+
+class Sessions:
+    """``post`` takes the events; ``on_measured`` is shown each Ready and StageReport for what it tells of memory and links."""
+
+    def __init__(self, *, version: str, lease_seconds: float, post: Callable[[RunEvent], None], on_measured: OnReport) -> None:
+        self.membership = Membership(time.monotonic(), lease_seconds)
+        self._version = version
+        self._post = post
+        self._on_measured = on_measured
+        self._sessions: dict[PeerId, PeerSession] = {}
+        self._over: str | None = None
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+
+    def admit(self, introduction: Introduction, came_from: str) -> PeerSession | Refusal:
+        """A session for a peer that may join; the run hears of it when the session begins."""
+        if self._over is not None:
+            return Refusal(reason=f"the run is over: {self._over}")
+        verdict = self.membership.admit(introduction, came_from, self._version, time.monotonic())
+        if isinstance(verdict, Refusal):
+            _log.warning("refused %r: %s", introduction.name, verdict.reason)
+            return verdict
+        session = PeerSession(verdict, self._on_message)
+        self._sessions[session.peer] = session
+        self._all_closed.clear()
+        return session
+
+    async def converse(self, session: PeerSession, context: SessionContext) -> None:
+        """Carry an admitted peer's session from its first word to its last."""
+        reason = "its connection ended"
+        try:
+            self._post(PeerJoined(offer=_offer(session.member)))
+            reason = await session.run(context)
+        finally:
+            self._forget(session)
+            self._post(PeerGone(peer=session.peer, reason=reason))
+
+    def find(self, peer: PeerId) -> PeerSession | None:
+        return self._sessions.get(peer)
+
+    def tell(self, peers: Iterable[PeerId], message: session_pb2.CoordinatorMessage) -> None:
+        """Send a control message to those of ``peers`` that are here."""
+        for peer in peers:
+            session = self._sessions.get(peer)
+            if session is not None:
+                session.tell(message)
+
+    def advance(self, generation: Generation) -> None:
+        """Older generations' frames are not sent any more."""
+        for session in self._sessions.values():
+            session.advance(generation)
+
+    def expel(self, peer: PeerId, reason: str) -> None:
+        """End the peer's session; it may join anew."""
+        session = self._sessions.get(peer)
+        if session is not None:
+            _log.warning("%s is expelled: %s", peer, reason)
+            session.expel(reason)
+            self._forget(session)
+
+    def expel_silent(self) -> None:
+        """End the sessions whose lease is over."""
+        for member in self.membership.expired(time.monotonic()):
+            reason = f"nothing was heard from it for {self.membership.lease_seconds:g} s"
+            self.expel(member.name, reason)
+            self._post(PeerGone(peer=member.name, reason=reason))
+
+    async def end(self, *, finished: bool, reason: str, within_seconds: float) -> None:
+        """Tell every peer that the run is over and wait until they have heard; nobody joins any more."""
+        self._over = reason
+        message = session_pb2.CoordinatorMessage(end=session_pb2.End(finished=finished, reason=reason))
+        for session in list(self._sessions.values()):
+            session.end(message)
+        try:
+            await asyncio.wait_for(self._all_closed.wait(), within_seconds)
+        except TimeoutError:
+            for session in list(self._sessions.values()):
+                session.close("it did not take the end of the run")
+
+    def _on_message(self, session: PeerSession, message: session_pb2.PeerMessage) -> None:
+        member = session.member
+        member.heard = time.monotonic()
+        kind = message.WhichOneof("content")
+        if kind == "progress":
+            progress = message.progress
+            member.phase, member.waiting_for, member.resident_bytes = (
+                progress.phase,
+                progress.waiting_for,
+                progress.resident_bytes,
+            )
+        elif kind in ("ready", "report"):
+            self._on_measured(session.peer, message)
+        event = translation.run_event(session.peer, message)
+        if isinstance(event, PeerGone):
+            # Its name is free at once, and what it still says is nothing to us.
+            session.close(event.reason)
+            self._forget(session)
+        self._post(event)
+
+    def _forget(self, session: PeerSession) -> None:
+        self.membership.remove(session.member)
+        if self._sessions.get(session.peer) is session:
+            del self._sessions[session.peer]
+        if not self._sessions:
+            self._all_closed.set()
+
+
+def _offer(member: Member) -> PeerOffer:
+    said = member.introduction
+    return PeerOffer(name=member.name, flops_per_second=said.flops_per_second, memory_bytes=said.memory_bytes)

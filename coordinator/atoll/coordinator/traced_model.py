@@ -1,0 +1,121 @@
+"""A job's model as the coordinator holds it: an op graph with what placing and starting it need. Holds no weights."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from atoll.coordinator.data.feed import Feed
+from atoll.coordinator.events import StageSummary
+from atoll.coordinator.first_values import FirstValues
+from atoll.coordinator.planning.placement import PeerOffer, PlacementRequest, Segments, place
+from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.coordinator.tracing.cuts import module_range
+from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
+from atoll.coordinator.tracing.segments import segments_of
+from atoll.coordinator.tracing.slicing import slice_graph
+from atoll.coordinator.tracing.source import BuiltModel, open_source
+from atoll.coordinator.tracing.trace import trace
+from atoll.protocol.graph import OpGraph, StageGraph
+from atoll.protocol.job import Job
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan with the graphs of its stages."""
+
+    plan: Plan
+    graphs: tuple[StageGraph, ...]
+    summaries: tuple[StageSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModel:
+    """Made once a run; every method is pure and may take seconds."""
+
+    job: Job
+    rehearsal: Rehearsal = field(repr=False)
+    segments: Segments = field(repr=False)
+    first_values: FirstValues = field(repr=False)
+
+    @property
+    def graph(self) -> OpGraph:
+        return self.rehearsal.graph
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """The trained parameters, in the graph's order."""
+        return tuple(spec.name for spec in self.graph.parameters if spec.trainable)
+
+    def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
+        """Place the stages on ``peers``. Raises PlacementError."""
+        wishes, training = self.job.plan, self.job.training
+        plan = place(
+            PlacementRequest(
+                segments=self.segments,
+                peers=tuple(peers),
+                num_microbatches=training.num_microbatches,
+                num_stages=None if wishes.stages == "auto" else wishes.stages,
+                in_flight=None if wishes.in_flight == "auto" else wishes.in_flight,
+                recompute=None if wishes.recompute == "auto" else wishes.recompute,
+            )
+        )
+        graphs = slice_graph(self.graph, plan.cuts, self.rehearsal.differentiable)
+        return Proposal(plan=plan, graphs=graphs, summaries=tuple(map(_summary, graphs, plan.stages)))
+
+
+def trace_model(job: Job, feed: Feed) -> TracedModel:
+    """Trace the job's model for the feed's batches. Raises TraceError or JobError with what to change."""
+    began = time.monotonic()
+    built = open_source(job.model).build()
+    graph = trace(built, feed.example_inputs(), feed.dynamic_dimensions)
+    rehearsal = rehearse(graph)
+    optimizer = job.training.optimizer
+    model = TracedModel(
+        job=job,
+        rehearsal=rehearsal,
+        segments=segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum),
+        first_values=FirstValues(graph, _Maker(built, job.training.seed).make, job.model.weights),
+    )
+    num_parameters = sum(prod(spec.shape) for spec in graph.parameters)
+    _log.info(
+        "traced %d nodes, %d parameters and %d possible cuts in %.1f s",
+        len(graph.nodes),
+        num_parameters,
+        model.segments.num_segments - 1,
+        time.monotonic() - began,
+    )
+    return model
+
+
+class _Maker:
+    """Makes the first value of a tensor that has no program. One at a time: torch's random state is the process's."""
+
+    def __init__(self, built: BuiltModel, seed: int) -> None:
+        self._built = built
+        self._seed = seed
+        self._lock = threading.Lock()
+
+    def make(self, name: str) -> torch.Tensor:
+        with self._lock:
+            return self._built.computed_value(name, self._seed)
+
+
+def _summary(graph: StageGraph, stage: StagePlan) -> StageSummary:
+    first, last = module_range(graph.nodes)
+    return StageSummary(
+        stage=graph.stage,
+        peers=(stage.peer,),
+        first=first,
+        last=last,
+        parameters=sum(prod(spec.shape) for spec in graph.parameters),
+        predicted_memory_bytes=stage.memory_bytes,
+    )

@@ -1,0 +1,94 @@
+"""From a peer's messages to the events of the run. Pure; what a peer may not say is told apart here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.coordinator.membership import Introduction
+from atoll.coordinator.run.events import (
+    FaultKind,
+    FaultReported,
+    MicrobatchLoss,
+    PeerGone,
+    PeerProgressed,
+    PeerReady,
+    PeerStored,
+    PeerVoided,
+    RunEvent,
+    StageReported,
+)
+from atoll.protocol.errors import WireError
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
+from atoll.protocol.v1 import session_pb2
+
+_FAULTS: Mapping[int, FaultKind] = {
+    session_pb2.Fault.FAULT_NOT_FINITE: FaultKind.NOT_FINITE,
+    session_pb2.Fault.FAULT_LINK: FaultKind.LINK,
+    session_pb2.Fault.FAULT_CORRUPT: FaultKind.CORRUPT,
+    session_pb2.Fault.FAULT_REFUSED_GRAPH: FaultKind.REFUSED_GRAPH,
+    session_pb2.Fault.FAULT_MEMORY: FaultKind.MEMORY,
+    session_pb2.Fault.FAULT_INTERNAL: FaultKind.INTERNAL,
+}
+MAX_REASON_LENGTH = 1000  # a peer's words go into logs, events and other peers' screens
+
+
+def introduction(join: session_pb2.Join) -> Introduction:
+    """What a peer says of itself."""
+    return Introduction(
+        protocol_version=join.protocol_version,
+        version=join.version,
+        name=join.name,
+        address=join.address,
+        device=join.device,
+        threads=join.threads,
+        memory_bytes=join.memory_bytes,
+        flops_per_second=join.flops_per_second,
+    )
+
+
+def run_event(peer: PeerId, message: session_pb2.PeerMessage) -> RunEvent:
+    """What a message of an admitted peer means to the run. Raises WireError for one that has no place here."""
+    match message.WhichOneof("content"):
+        case "ready":
+            return PeerReady(peer=peer, generation=Generation(message.ready.generation))
+        case "report":
+            return _report(peer, message.report)
+        case "fault":
+            return _fault(peer, message.fault)
+        case "voided":
+            return PeerVoided(peer=peer, generation=Generation(message.voided.generation))
+        case "progress":
+            waiting_for = PeerId(message.progress.waiting_for) if message.progress.waiting_for else None
+            return PeerProgressed(peer=peer, phase=message.progress.phase[:MAX_REASON_LENGTH], waiting_for=waiting_for)
+        case "stored":
+            return PeerStored(peer=peer, generation=Generation(message.stored.generation))
+        case "leave":
+            reason = message.leave.reason[:MAX_REASON_LENGTH] or "it gave no reason"
+            return PeerGone(peer=peer, reason=reason, left=True)
+        case other:
+            raise WireError(f"it sent {other or 'an empty message'} in the middle of a session")
+
+
+def _report(peer: PeerId, report: session_pb2.StageReport) -> StageReported:
+    return StageReported(
+        peer=peer,
+        generation=Generation(report.generation),
+        step=StepNumber(report.step),
+        evaluation=report.evaluation,
+        losses=tuple(
+            MicrobatchLoss(microbatch=MicrobatchIndex(entry.microbatch), loss=entry.loss, metrics=dict(entry.metrics))
+            for entry in report.losses
+        ),
+        squared_norms=tuple((entry.parameter, entry.value) for entry in report.squared_norms),
+    )
+
+
+def _fault(peer: PeerId, fault: session_pb2.Fault) -> FaultReported:
+    return FaultReported(
+        peer=peer,
+        generation=Generation(fault.generation),
+        step=StepNumber(fault.step),
+        fault=_FAULTS.get(fault.kind, FaultKind.INTERNAL),
+        reason=fault.reason[:MAX_REASON_LENGTH] or "it gave no reason",
+        accused=PeerId(fault.accused) if fault.accused else None,
+    )
