@@ -1,0 +1,196 @@
+"""Costs of every possible stage and link, as arrays: what the dynamic programme and the search look up.
+
+Index ``[peer, i, j]`` is the stage from position ``i`` to position ``j`` on that peer, ``[source, target, k]`` the link
+over a cut at position ``k``. What is impossible is infinite. Computing and memory are kept apart, for a fast peer may have
+little memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.coordinator.planning.network import Matrix, Network
+from atoll.coordinator.planning.pipeline import Duplex
+from atoll.coordinator.planning.segments import RAW, CodecCost, PeerResources, Segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What is asked of a plan; None leaves a choice to the planner.
+
+    ``memory_share`` is how much of a peer's memory a plan may use; the rest is headroom. ``pins`` ties a segment to a peer.
+    ``codecs`` are the codecs that links may use, the least lossy first.
+    """
+
+    num_microbatches: int
+    num_stages: int | None = None
+    in_flight: int | None = None
+    recompute: bool | None = None
+    memory_share: float = 0.9
+    pins: tuple[tuple[int, str], ...] = ()
+    trusted_ends: bool = False
+    codecs: tuple[CodecCost, ...] = (RAW,)
+    duplex: Duplex = Duplex.FULL
+    commit_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostTable:
+    """``compute[r]`` and ``held[r]`` with recomputation (r = 1) and without: seconds a microbatch, and how many may be in
+    flight.
+
+    ``line`` is how long a stage's upload or download is busy with a microbatch, with the strongest codec.
+    ``edge_seconds[c]`` is there and back over a link with codec ``c``, ``edge_period[c]`` the time for which one microbatch
+    occupies it.
+    """
+
+    compute: Matrix
+    held: Matrix
+    line: Matrix
+    edge_seconds: Matrix
+    edge_period: Matrix
+    num_microbatches: int
+
+    @property
+    def num_peers(self) -> int:
+        return int(self.compute.shape[1])
+
+    @property
+    def num_positions(self) -> int:
+        return int(self.compute.shape[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PeerSeconds:
+    """Sums over the segments before each position, ``[peer, position]``."""
+
+    forward: Matrix
+    backward: Matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryTable:
+    """``fixed[r, i, j]`` and ``microbatch[r, i, j]`` in bytes; infinite where ``j <= i``."""
+
+    fixed: Matrix
+    microbatch: Matrix
+
+
+def peer_seconds(segments: Segments, peers: tuple[PeerResources, ...]) -> PeerSeconds:
+    """Computing time of each peer, measured or from its speed."""
+    forward, backward = [], []
+    for peer in peers:
+        if peer.measured is not None:
+            forward.append(np.asarray(peer.measured.forward, dtype=np.float64))
+            backward.append(np.asarray(peer.measured.backward, dtype=np.float64))
+        else:
+            speed = max(peer.flops_per_second, 1.0)
+            forward.append(np.asarray(segments.forward_flops) / speed)
+            backward.append(np.asarray(segments.backward_flops) / speed)
+    return PeerSeconds(forward=np.stack(forward), backward=np.stack(backward))
+
+
+def memory_table(segments: Segments) -> MemoryTable:
+    """The need of every range, without and with recomputation."""
+    count = segments.num_segments + 1
+    fixed = np.full((2, count, count), np.inf)
+    microbatch = np.full((2, count, count), np.inf)
+    for recompute in (False, True):
+        for first in range(count):
+            for end in range(first + 1, count):
+                need = segments.memory(first, end, recompute)
+                fixed[int(recompute), first, end] = need.fixed_bytes
+                microbatch[int(recompute), first, end] = need.microbatch_bytes
+    return MemoryTable(fixed=fixed, microbatch=microbatch)
+
+
+def cost_table(
+    segments: Segments, peers: tuple[PeerResources, ...], network: Network, constraints: Constraints, memory: MemoryTable
+) -> CostTable:
+    """All costs of ``peers``, whose order is that of ``network``."""
+    seconds = peer_seconds(segments, peers)
+    compute = _compute(seconds, peers) + _forbidden(segments, peers, constraints)
+    edge_seconds, edge_period = _edges(segments, network, constraints)
+    return CostTable(
+        compute=compute,
+        held=_held(memory, peers, constraints),
+        line=_line(segments, network, min(codec.ratio for codec in constraints.codecs)),
+        edge_seconds=edge_seconds,
+        edge_period=edge_period,
+        num_microbatches=constraints.num_microbatches,
+    )
+
+
+def _compute(seconds: PeerSeconds, peers: tuple[PeerResources, ...]) -> Matrix:
+    overhead = np.array([peer.overhead_seconds for peer in peers])[:, None, None]
+    forward = seconds.forward[:, None, :] - seconds.forward[:, :, None] + overhead
+    backward = seconds.backward[:, None, :] - seconds.backward[:, :, None] + overhead
+    empty = np.tril(np.ones(forward.shape[1:], dtype=np.bool_))
+    plain = np.where(empty, np.inf, forward + backward)
+    return np.stack([plain, np.where(empty, np.inf, plain + forward)])
+
+
+def _forbidden(segments: Segments, peers: tuple[PeerResources, ...], constraints: Constraints) -> Matrix:
+    """Infinite where a pin or the wish for trusted ends rules a stage out, zero elsewhere."""
+    count = segments.num_segments + 1
+    forbidden = np.zeros((len(peers), count, count))
+    for segment, owner in constraints.pins:
+        others = np.array([peer.name != owner for peer in peers])
+        forbidden[others, : segment + 1, segment + 1 :] = np.inf
+    if constraints.trusted_ends:
+        untrusted = np.array([not peer.trusted for peer in peers])
+        forbidden[untrusted, 0, :] = np.inf
+        forbidden[untrusted, :, count - 1] = np.inf
+    return forbidden
+
+
+def allowed_bytes(peer: PeerResources, constraints: Constraints) -> int:
+    """How much of the peer's memory a plan may use."""
+    return int(peer.memory_bytes * constraints.memory_share)
+
+
+def _held(memory: MemoryTable, peers: tuple[PeerResources, ...], constraints: Constraints) -> Matrix:
+    """How many microbatches may be in flight, 0 where a stage does not fit or is not wanted."""
+    allowed = np.array([allowed_bytes(peer, constraints) for peer in peers], dtype=np.float64)[None, :, None, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        room = allowed - memory.fixed[:, None]
+        fits = np.floor(room / np.maximum(memory.microbatch[:, None], 1e-9))
+    fits = np.where(np.isfinite(memory.fixed[:, None]) & (room >= 0.0), fits, 0.0)
+    most = constraints.num_microbatches
+    if constraints.in_flight is not None:
+        wanted = min(constraints.in_flight, most)
+        fits = np.where(fits >= wanted, float(wanted), 0.0)
+    fits = np.clip(fits, 0.0, float(most))
+    if constraints.recompute is not None:
+        fits[int(not constraints.recompute)] = 0.0
+    return np.asarray(fits, dtype=np.float64)
+
+
+def _line(segments: Segments, network: Network, ratio: float) -> Matrix:
+    forward, backward = np.asarray(segments.forward_bytes) * ratio, np.asarray(segments.backward_bytes) * ratio
+    sent = backward[:, None] + forward[None, :]
+    received = forward[:, None] + backward[None, :]
+    return np.maximum(sent / network.upload[:, None, None], received / network.download[:, None, None])
+
+
+def _edges(segments: Segments, network: Network, constraints: Constraints) -> tuple[Matrix, Matrix]:
+    forward, backward = np.asarray(segments.forward_bytes), np.asarray(segments.backward_bytes)
+    seconds, period = [], []
+    for codec in constraints.codecs:
+        there = codec.ratio * forward / network.rate[:, :, None]
+        back = codec.ratio * backward / network.rate.T[:, :, None]
+        coding = 1.0 / codec.encode_bytes_per_second, 1.0 / codec.decode_bytes_per_second
+        latency = (network.latency + network.latency.T)[:, :, None]
+        seconds.append(there + back + latency + (forward + backward) * sum(coding))
+        slowest_coder = np.maximum(forward, backward) * max(coding)
+        match constraints.duplex:
+            case Duplex.FULL:
+                wire = np.maximum(there, back)
+            case Duplex.HALF:
+                wire = there + back
+            case Duplex.SERIAL:
+                wire = there + back + latency
+        period.append(np.maximum(wire, slowest_coder))
+    return np.stack(seconds), np.stack(period)

@@ -1,0 +1,161 @@
+"""The planner: which peers, how many stages, in what order, cut where, how many microbatches in flight, and who is left
+over.
+
+Pure, and the same for any order of its inputs: peers are sorted by name before anything is decided, random choices come
+from a fixed seed, and effort is counted in evaluations. The search is ``search``; this module prepares it and says what
+came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.coordinator.planning.bottleneck import Bottleneck, find_bottleneck
+from atoll.coordinator.planning.costs import Constraints, MemoryTable, cost_table, memory_table
+from atoll.coordinator.planning.cuts import Layout
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.pipeline import Pipeline, Simulation
+from atoll.coordinator.planning.prediction import LinkCodecs, Predictor
+from atoll.coordinator.planning.refusal import refuse
+from atoll.coordinator.planning.search import search
+from atoll.coordinator.planning.segments import PeerResources, Segments
+from atoll.coordinator.planning.shortlist import SHORTLIST, shortlist
+from atoll.coordinator.planning.simulator import simulate
+from atoll.coordinator.planning.spares import Situation, Spare, explain_spares
+from atoll.protocol.errors import PlacementError
+from atoll.protocol.ids import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanRequest:
+    """What is to be placed, on whom, under which constraints. ``network`` knows all ``peers``."""
+
+    segments: Segments
+    peers: tuple[PeerResources, ...]
+    network: Network
+    constraints: Constraints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """Positions ``first`` to ``end`` on ``peer``. ``codecs`` are those of the link to the next stage."""
+
+    peer: PeerId
+    first: int
+    end: int
+    in_flight: int
+    recompute: bool
+    memory_bytes: int
+    compute_seconds: float
+    codecs: LinkCodecs | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Planned:
+    """The decision and what it is predicted to do. ``spares`` say why each peer is left over."""
+
+    stages: tuple[PlannedStage, ...]
+    spares: tuple[Spare, ...]
+    step_seconds: float
+    bottleneck: Bottleneck
+    pipeline: Pipeline
+    simulation: Simulation
+
+
+def plan_placement(request: PlanRequest) -> Planned:
+    """The best placement found. Raises PlacementError with a sentence that says what is missing, and how much."""
+    peers = tuple(sorted(request.peers, key=lambda peer: peer.name))
+    _check_names(peers, request)
+    network = request.network.select([peer.name for peer in peers])
+    memory = memory_table(request.segments)
+    predictor = _predictor(request, peers, network, memory)
+    found = search(predictor, request.constraints.num_stages)
+    if found is None:
+        raise refuse(predictor, request.constraints)
+    layout, in_flight = found.layout, found.in_flight
+    pipeline = predictor.pipeline(layout, in_flight)
+    simulation = simulate(pipeline, record=True)
+    used = tuple(predictor.peers[peer].name for peer in layout.peers)
+    situation = Situation(
+        segments=request.segments, peers=peers, network=network, constraints=request.constraints, memory=memory
+    )
+    return Planned(
+        stages=_stages(predictor, layout, in_flight),
+        spares=explain_spares(situation, frozenset(used), pipeline),
+        step_seconds=simulation.step_seconds,
+        bottleneck=find_bottleneck(used, pipeline, simulation),
+        pipeline=pipeline,
+        simulation=simulation,
+    )
+
+
+def _predictor(request: PlanRequest, peers: tuple[PeerResources, ...], network: Network, memory: MemoryTable) -> Predictor:
+    """Everything the search looks up, for all peers or, where these are very many, for the useful ones."""
+    if len(peers) > SHORTLIST:
+        chosen = shortlist(request.segments, peers, network, request.constraints, memory)
+        peers = tuple(peers[index] for index in chosen)
+        network = network.select([peer.name for peer in peers])
+    table = cost_table(request.segments, peers, network, request.constraints, memory)
+    return Predictor.of(request.segments, peers, network, request.constraints, memory, table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicrobatchOption:
+    """The same global batch in microbatches of ``num_samples`` samples."""
+
+    num_samples: int
+    request: PlanRequest
+
+
+def plan_microbatch(options: Iterable[MicrobatchOption]) -> tuple[MicrobatchOption, Planned]:
+    """The option whose plan has the shortest step; equal ones go to the larger microbatch.
+
+    Raises PlacementError when none fits.
+    """
+    best: tuple[MicrobatchOption, Planned] | None = None
+    refusal: PlacementError | None = None
+    for option in sorted(options, key=lambda option: -option.num_samples):
+        try:
+            planned = plan_placement(option.request)
+        except PlacementError as error:
+            refusal = error
+            continue
+        if best is None or planned.step_seconds < best[1].step_seconds:
+            best = option, planned
+    if best is None:
+        raise refusal or PlacementError("there is no size of microbatch to choose from")
+    return best
+
+
+def _check_names(peers: tuple[PeerResources, ...], request: PlanRequest) -> None:
+    if not peers:
+        raise PlacementError("no peer has joined; start one with atoll-peer join")
+    names = [peer.name for peer in peers]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlacementError(f"two peers are named {twice!r}; give one of them another name")
+    for segment, owner in request.constraints.pins:
+        if owner not in names:
+            raise PlacementError(f"segment {segment} is pinned to {owner!r}, which has not joined; start it or remove the pin")
+
+
+def _stages(predictor: Predictor, layout: Layout, in_flight: tuple[int, ...]) -> tuple[PlannedStage, ...]:
+    codecs = predictor.codecs(layout)
+    memory = predictor.memory_bytes(layout, in_flight)
+    stages = []
+    for stage, peer in enumerate(layout.peers):
+        first, end, anew = layout.bounds[stage], layout.bounds[stage + 1], layout.recompute[stage]
+        stages.append(
+            PlannedStage(
+                peer=predictor.peers[peer].name,
+                first=first,
+                end=end,
+                in_flight=in_flight[stage],
+                recompute=anew,
+                memory_bytes=memory[stage],
+                compute_seconds=float(predictor.table.compute[int(anew), peer, first, end]),
+                codecs=codecs[stage] if stage + 1 < layout.num_stages else None,
+            )
+        )
+    return tuple(stages)

@@ -1,0 +1,192 @@
+"""From a layout to the pipeline that the simulator runs, and what the step is then predicted to take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable, PeerSeconds, peer_seconds
+from atoll.coordinator.planning.cuts import Layout, layout_pace
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.pipeline import Exchange, Link, Pipeline, StageTimes, Transfer
+from atoll.coordinator.planning.segments import CodecCost, PeerResources, Segments
+from atoll.coordinator.planning.simulator import simulate
+
+ACCUMULATE_SHARE = 0.5
+"""The part of a backward pass that makes the gradients of the weights: half, as for a matrix product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCodecs:
+    """The codecs of the link after a stage."""
+
+    forward: CodecCost
+    backward: CodecCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictor:
+    """Predicts layouts of ``peers``. Peers, network and table are in the same order."""
+
+    segments: Segments
+    peers: tuple[PeerResources, ...]
+    network: Network
+    constraints: Constraints
+    memory: MemoryTable
+    table: CostTable
+    seconds: PeerSeconds
+
+    @classmethod
+    def of(
+        cls,
+        segments: Segments,
+        peers: tuple[PeerResources, ...],
+        network: Network,
+        constraints: Constraints,
+        memory: MemoryTable,
+        table: CostTable,
+    ) -> Predictor:
+        """A predictor with each peer's times looked up once."""
+        return cls(
+            segments=segments,
+            peers=peers,
+            network=network,
+            constraints=constraints,
+            memory=memory,
+            table=table,
+            seconds=peer_seconds(segments, peers),
+        )
+
+    def possible(self, peer: int, first: int, end: int, anew: bool) -> bool:
+        """Whether the peer may run that stage and can hold at least one microbatch."""
+        place = int(anew), peer, first, end
+        return self.table.held.item(*place) >= 1.0 and self.table.compute.item(*place) < math.inf
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether every stage is possible."""
+        return all(self.possible(*stage) for stage in _stages(layout))
+
+    def most_in_flight(self, layout: Layout) -> tuple[int, ...]:
+        """As many microbatches at each stage as its memory holds."""
+        return tuple(int(self.table.held[int(anew), peer, first, end]) for peer, first, end, anew in _stages(layout))
+
+    def memory_bytes(self, layout: Layout, in_flight: tuple[int, ...]) -> tuple[int, ...]:
+        """What each stage needs with so many in flight."""
+        return tuple(
+            int(self.memory.fixed[int(anew), first, end] + held * self.memory.microbatch[int(anew), first, end])
+            for (_, first, end, anew), held in zip(_stages(layout), in_flight, strict=True)
+        )
+
+    def codecs(self, layout: Layout) -> tuple[LinkCodecs, ...]:
+        """The least lossy codec for each link and direction that keeps the layout's pace, the strongest where none does."""
+        if len(self.constraints.codecs) == 1:
+            only = self.constraints.codecs[0]
+            return (LinkCodecs(forward=only, backward=only),) * (layout.num_stages - 1)
+        pace = layout_pace(self.table, layout)
+        return tuple(
+            LinkCodecs(
+                forward=self._codec(pace, layout.peers[stage], layout.peers[stage + 1], self.segments.forward_bytes[end]),
+                backward=self._codec(pace, layout.peers[stage + 1], layout.peers[stage], self.segments.backward_bytes[end]),
+            )
+            for stage, end in enumerate(layout.bounds[1:-1])
+        )
+
+    def _codec(self, pace: float, source: int, target: int, num_bytes: float) -> CodecCost:
+        # A peer's line may serve two neighbours at once, so only half of it counts.
+        rate = min(
+            float(self.network.rate[source, target]),
+            float(self.network.upload[source]) / 2.0,
+            float(self.network.download[target]) / 2.0,
+        )
+        for codec in self.constraints.codecs:
+            transfer = _transfer(num_bytes, rate, 0.0, codec)
+            if max(transfer.wire_seconds, transfer.encode_seconds, transfer.decode_seconds) <= pace:
+                return codec
+        return min(self.constraints.codecs, key=lambda codec: codec.ratio)
+
+    def pipeline(
+        self, layout: Layout, in_flight: tuple[int, ...] | None = None, codecs: tuple[LinkCodecs, ...] | None = None
+    ) -> Pipeline:
+        """The pipeline of ``layout``; by default with all that memory holds in flight."""
+        held = in_flight or self.most_in_flight(layout)
+        chosen = self.codecs(layout) if codecs is None else codecs
+        stages = tuple(
+            self._stage(peer, first, end, anew, held[stage]) for stage, (peer, first, end, anew) in enumerate(_stages(layout))
+        )
+        links = tuple(self._link(layout, stage, chosen[stage]) for stage in range(layout.num_stages - 1))
+        return Pipeline(
+            stages=stages,
+            links=links,
+            num_microbatches=self.constraints.num_microbatches,
+            exchanges=self._exchanges(layout),
+            commit_seconds=self.constraints.commit_seconds,
+        )
+
+    def step_seconds(self, layout: Layout, in_flight: tuple[int, ...] | None = None) -> float:
+        """What the simulator says."""
+        return simulate(self.pipeline(layout, in_flight)).step_seconds
+
+    def _stage(self, peer: int, first: int, end: int, anew: bool, in_flight: int) -> StageTimes:
+        resources = self.peers[peer]
+        forward = float(self.seconds.forward[peer, end] - self.seconds.forward[peer, first]) + resources.overhead_seconds
+        backward = float(self.seconds.backward[peer, end] - self.seconds.backward[peer, first]) + resources.overhead_seconds
+        # The first stage has nobody to send a gradient to and makes all its gradients at once.
+        accumulate = backward * ACCUMULATE_SHARE if first > 0 else 0.0
+        parameters = self.segments.parameter_bytes[end] - self.segments.parameter_bytes[first]
+        return StageTimes(
+            forward_seconds=forward,
+            backward_seconds=backward - accumulate,
+            accumulate_seconds=accumulate,
+            recompute_seconds=forward if anew else 0.0,
+            update_seconds=parameters / resources.parameter_bytes_per_second,
+            in_flight=in_flight,
+            upload_bytes_per_second=float(self.network.upload[peer]),
+            download_bytes_per_second=float(self.network.download[peer]),
+        )
+
+    def _link(self, layout: Layout, stage: int, codecs: LinkCodecs) -> Link:
+        one, other, cut = layout.peers[stage], layout.peers[stage + 1], layout.bounds[stage + 1]
+        rate, latency = self.network.rate, self.network.latency
+        return Link(
+            forward=_transfer(
+                self.segments.forward_bytes[cut], float(rate[one, other]), float(latency[one, other]), codecs.forward
+            ),
+            backward=_transfer(
+                self.segments.backward_bytes[cut], float(rate[other, one]), float(latency[other, one]), codecs.backward
+            ),
+            duplex=self.constraints.duplex,
+        )
+
+    def _exchanges(self, layout: Layout) -> tuple[Exchange, ...]:
+        exchanges = []
+        for shared in self.segments.shared:
+            holders = sorted({_stage_of(layout, segment) for segment in shared.segments})
+            for source in holders:
+                for target in holders:
+                    if source != target:
+                        one, other = layout.peers[source], layout.peers[target]
+                        transfer = Transfer(
+                            num_bytes=shared.num_bytes,
+                            bytes_per_second=float(self.network.rate[one, other]),
+                            latency_seconds=float(self.network.latency[one, other]),
+                        )
+                        exchanges.append(Exchange(source=source, target=target, transfer=transfer))
+        return tuple(exchanges)
+
+
+def _stages(layout: Layout) -> list[tuple[int, int, int, bool]]:
+    return list(zip(layout.peers, layout.bounds[:-1], layout.bounds[1:], layout.recompute, strict=True))
+
+
+def _stage_of(layout: Layout, segment: int) -> int:
+    return next(stage for stage, end in enumerate(layout.bounds[1:]) if segment < end)
+
+
+def _transfer(num_bytes: float, rate: float, latency: float, codec: CodecCost) -> Transfer:
+    return Transfer(
+        num_bytes=num_bytes * codec.ratio,
+        bytes_per_second=rate,
+        latency_seconds=latency,
+        encode_seconds=num_bytes / codec.encode_bytes_per_second,
+        decode_seconds=num_bytes / codec.decode_bytes_per_second,
+    )

@@ -1,0 +1,109 @@
+"""What the planner must know of a model and of the peers. Values only.
+
+The graph may be cut at ``positions``; segment ``k`` holds the nodes from ``positions[k]`` up to ``positions[k + 1]``. A
+stage is a range of segments, from position ``i`` to position ``j``. Costs are for one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.protocol.ids import NodeIndex, PeerId
+
+PARAMETER_BYTES_PER_SECOND = 2e9
+"""Parameter bytes that an optimizer updates in a second where nothing was measured; memory-bound, so much the same on any
+peer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes that a stage needs: ``fixed_bytes`` always, ``microbatch_bytes`` more for each microbatch in flight."""
+
+    fixed_bytes: int
+    microbatch_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBytes:
+    """Parameters of ``num_bytes`` that several ``segments`` use. Stages that hold them exchange their gradients at a step's
+    end."""
+
+    segments: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """The graph between its possible cuts.
+
+    ``forward_flops[k]``, ``backward_flops[k]`` and ``parameter_bytes[k]`` are sums over all nodes before ``positions[k]``.
+    ``forward_bytes[k]`` is what a cut there sends to the later stage, ``backward_bytes[k]`` what comes back.
+    ``memory(i, j, recompute)`` is the need of a stage from position ``i`` to position ``j``, messages included.
+    """
+
+    positions: tuple[NodeIndex, ...]
+    forward_flops: tuple[float, ...]
+    backward_flops: tuple[float, ...]
+    parameter_bytes: tuple[float, ...]
+    forward_bytes: tuple[float, ...]
+    backward_bytes: tuple[float, ...]
+    memory: Callable[[int, int, bool], StageMemory]
+    shared: tuple[SharedBytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.positions)
+        lengths = {
+            len(values)
+            for values in (
+                self.forward_flops,
+                self.backward_flops,
+                self.parameter_bytes,
+                self.forward_bytes,
+                self.backward_bytes,
+            )
+        }
+        if count < 2 or lengths != {count}:
+            raise ValueError(f"{count} positions need as many sums and crossing bytes, got {sorted(lengths)}")
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.positions) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSeconds:
+    """What a peer measured: seconds of all segments before each position, forward and backward."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerResources:
+    """What a peer can do. ``measured`` replaces the estimate from ``flops_per_second``; ``overhead_seconds`` is added to
+    each work.
+
+    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends.
+    """
+
+    name: PeerId
+    flops_per_second: float
+    memory_bytes: int
+    measured: MeasuredSeconds | None = None
+    overhead_seconds: float = 0.0
+    parameter_bytes_per_second: float = PARAMETER_BYTES_PER_SECOND
+    trusted: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecCost:
+    """What a codec does to a transfer: ``ratio`` of the bytes cross, encoding and decoding run at the given speeds."""
+
+    name: str
+    ratio: float = 1.0
+    encode_bytes_per_second: float = float("inf")
+    decode_bytes_per_second: float = float("inf")
+
+
+RAW = CodecCost(name="raw")

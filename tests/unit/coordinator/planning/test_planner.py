@@ -1,0 +1,309 @@
+"""The planner on instances whose answer is known, and against brute force."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from atoll.coordinator.planning.bounds import LowerBounds
+from atoll.coordinator.planning.changes import even_layouts
+from atoll.coordinator.planning.costs import Constraints, allowed_bytes
+from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, plan_microbatch, plan_placement
+from atoll.coordinator.planning.segments import RAW, CodecCost, SharedBytes
+from atoll.coordinator.planning.simulator import simulate
+from atoll.protocol.errors import PlacementError
+from atoll.protocol.ids import PeerId
+from support.planning import (
+    brute_force,
+    equal_segments,
+    every_layout,
+    network_of,
+    peers_of,
+    predictor_of,
+    random_request,
+    segments_of,
+)
+
+OFF_BRUTE_FORCE = 1.03
+
+
+def request_of(segments: object, peers: object, network: object, **constraints: object) -> PlanRequest:
+    return PlanRequest(
+        segments=segments,  # type: ignore[arg-type]
+        peers=peers,  # type: ignore[arg-type]
+        network=network,  # type: ignore[arg-type]
+        constraints=Constraints(**{"num_microbatches": 8, **constraints}),  # type: ignore[arg-type]
+    )
+
+
+def assert_sound(request: PlanRequest, planned: Planned) -> None:
+    """Every segment once, in order, on different peers, within memory; what is predicted is what the simulator says."""
+    assert planned.stages[0].first == 0
+    assert planned.stages[-1].end == request.segments.num_segments
+    assert all(stage.end == following.first for stage, following in pairwise(planned.stages))
+    names = [stage.peer for stage in planned.stages] + [spare.peer for spare in planned.spares]
+    assert sorted(names) == sorted(peer.name for peer in request.peers)
+    by_name = {peer.name: peer for peer in request.peers}
+    for stage in planned.stages:
+        need = request.segments.memory(stage.first, stage.end, stage.recompute)
+        assert stage.memory_bytes == need.fixed_bytes + stage.in_flight * need.microbatch_bytes
+        assert stage.memory_bytes <= allowed_bytes(by_name[stage.peer], request.constraints)
+        assert 1 <= stage.in_flight <= request.constraints.num_microbatches
+    assert planned.step_seconds == simulate(planned.pipeline).step_seconds == planned.simulation.step_seconds
+
+
+def assert_near_optimum(seed: int, num_peers: int, num_segments: int) -> bool:
+    """Compare with brute force and with even splits; False when the instance has no solution, which both must say."""
+    request = random_request(seed, num_peers, num_segments)
+    best, layout = brute_force(request)
+    if layout is None:
+        with pytest.raises(PlacementError, match="more memory needed") as raised:
+            plan_placement(request)
+        assert raised.value.missing_bytes > 0
+        return False
+    planned = plan_placement(request)
+    assert_sound(request, planned)
+    assert planned.step_seconds <= best * OFF_BRUTE_FORCE, f"seed {seed}: {planned.step_seconds / best:.3f} times the best"
+    predictor = predictor_of(request)
+    for even in even_layouts(predictor):
+        assert planned.step_seconds <= predictor.step_seconds(even) * 1.0041
+    return True
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_small_instances_are_near_brute_force(seed: int) -> None:
+    generator = np.random.default_rng(seed + 10**6)
+    assert_near_optimum(seed, int(generator.integers(2, 5)), int(generator.integers(3, 8)))
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1800)
+def test_five_hundred_instances_are_near_brute_force() -> None:
+    solved = 0
+    for seed in range(1000, 1540):
+        generator = np.random.default_rng(seed + 10**6)
+        solved += assert_near_optimum(seed, int(generator.integers(2, 7)), int(generator.integers(3, 11)))
+    assert solved >= 500
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_are_below_every_simulation(seed: int) -> None:
+    predictor = predictor_of(random_request(seed, 3, 5))
+    for bound, layout in LowerBounds(predictor).of(list(every_layout(predictor))[::7]):
+        assert bound <= predictor.step_seconds(layout) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_order_of_the_inputs_changes_nothing(seed: int) -> None:
+    """Row 20: simultaneous joiners get one plan, every layer once, for any order of arrival."""
+    request = random_request(seed, 8, 12)
+    first = plan_placement(request)
+    assert_sound(request, first)
+    generator = np.random.default_rng(seed)
+    for _ in range(3):
+        peers = tuple(request.peers[int(index)] for index in generator.permutation(len(request.peers)))
+        names = tuple(request.network.names[int(index)] for index in generator.permutation(len(request.peers)))
+        again = plan_placement(dataclasses.replace(request, peers=peers, network=request.network.select(names)))
+        assert again.stages == first.stages
+        assert again.spares == first.spares
+        assert again.step_seconds == first.step_seconds
+
+
+@pytest.mark.parametrize("num_peers", [4, 8])
+def test_one_cut_alone_crosses_the_slow_link_between_two_clusters(num_peers: int) -> None:
+    peers = peers_of([1e9] * num_peers)
+    near = np.arange(num_peers) % 2
+    rate = np.where(near[:, None] == near[None, :], 100e6, 2e6)
+    request = request_of(equal_segments(16, crossing=2e6), peers, network_of([peer.name for peer in peers], rate, 0.001))
+    planned = plan_placement(request)
+    sides = [int(stage.peer[-2:]) % 2 for stage in planned.stages]
+    assert len(planned.stages) == num_peers
+    assert sum(one != other for one, other in pairwise(sides)) == 1
+
+
+def test_a_peer_that_would_slow_the_pipeline_down_is_left_as_a_spare() -> None:
+    peers = peers_of([1e9, 1e9, 0.01e9])
+    request = request_of(equal_segments(8), peers, network_of([peer.name for peer in peers], 1e9))
+    planned = plan_placement(request)
+    assert [stage.peer for stage in planned.stages] != []
+    (spare,) = planned.spares
+    assert spare.peer == "peer-02"
+    assert spare.code == "compute"
+    assert "even the smallest part of the model takes it 300 s" in spare.reason
+
+
+def test_a_peer_behind_a_thin_line_is_left_as_a_spare() -> None:
+    peers = peers_of([1e9, 1e9, 1e9])
+    upload = np.array([100e6, 100e6, 1e3])
+    request = request_of(
+        equal_segments(8), peers, network_of([peer.name for peer in peers], 1e9, upload=upload, download=100e6)
+    )
+    (spare,) = plan_placement(request).spares
+    assert (spare.peer, spare.code) == ("peer-02", "line")
+    assert "its line (8 kbit/s)" in spare.reason
+
+
+def test_a_peer_too_small_for_any_part_is_left_as_a_spare() -> None:
+    peers = peers_of([1e9, 1e9, 1e9], [1e12, 1e12, 1e6])
+    request = request_of(equal_segments(8), peers, network_of([peer.name for peer in peers], 1e9))
+    (spare,) = plan_placement(request).spares
+    assert (spare.peer, spare.code) == ("peer-02", "memory")
+
+
+def test_more_peers_than_segments_become_spares() -> None:
+    """Row 19's last part: S_max + 2 peers."""
+    peers = peers_of([1e9] * 6)
+    request = request_of(equal_segments(4), peers, network_of([peer.name for peer in peers], 1e12))
+    planned = plan_placement(request)
+    assert len(planned.stages) == 4
+    assert [spare.reason for spare in planned.spares] == ["the model has 4 parts, and each has a peer"] * 2
+
+
+def test_speed_and_memory_are_balanced_apart() -> None:
+    """Speeds 1:2:4, memory in another order: the uneven plan beats the even one, and nobody exceeds its memory."""
+    speeds, room = [1e9, 2e9, 4e9], [200e6, 60e6, 120e6]
+    peers = peers_of(speeds, room)
+    request = request_of(equal_segments(14, weights=3e6), peers, network_of([peer.name for peer in peers], 1e9))
+    planned = plan_placement(request)
+    assert_sound(request, planned)
+    predictor = predictor_of(request)
+    evens = [layout for layout in even_layouts(predictor) if layout.num_stages == 3]
+    assert not evens or planned.step_seconds < predictor.step_seconds(evens[0])
+    share = {stage.peer: stage.end - stage.first for stage in planned.stages}
+    assert share[PeerId("peer-02")] > share.get(PeerId("peer-00"), 0)
+    assert {stage.peer for stage in planned.stages} == {"peer-00", "peer-01", "peer-02"}
+
+
+def test_uneven_speeds_beat_an_even_split() -> None:
+    peers = peers_of([1e9, 2e9, 4e9])
+    request = request_of(equal_segments(14), peers, network_of([peer.name for peer in peers], 1e9), num_microbatches=32)
+    predictor = predictor_of(request)
+    even = next(layout for layout in even_layouts(predictor) if layout.num_stages == 3)
+    assert plan_placement(request).step_seconds < 0.55 * predictor.step_seconds(even)
+
+
+def test_uplink_and_downlink_are_told_apart() -> None:
+    """From west to east is slow; a pipeline that runs from east to west sends as much back, so neither order avoids it,
+    and the peer with the thin upload belongs at an end, where it sends one way alone."""
+    peers = peers_of([1e9] * 3)
+    upload = np.array([100e6, 1e6, 100e6])
+    network = network_of([peer.name for peer in peers], 100e6, upload=upload, download=100e6)
+    planned = plan_placement(request_of(equal_segments(12, crossing=1e6), peers, network, num_stages=3))
+    assert planned.stages[1].peer != "peer-01"
+
+
+def test_recomputation_is_chosen_where_memory_demands_it() -> None:
+    segments = segments_of([1e9] * 6, [1e4] * 5, [1e6] * 6, [50e6] * 6)
+    peers = peers_of([1e9, 1e9], [5e9, 250e6])
+    network = network_of([peer.name for peer in peers], 1e9)
+    planned = plan_placement(request_of(segments, peers, network))
+    assert {stage.peer: stage.recompute for stage in planned.stages}[PeerId("peer-00")] is False
+    forced = plan_placement(request_of(segments, peers, network, recompute=True))
+    assert all(stage.recompute for stage in forced.stages)
+    assert planned.step_seconds <= forced.step_seconds
+
+
+def test_wishes_are_kept() -> None:
+    peers = peers_of([1e9, 2e9, 3e9, 4e9])
+    network = network_of([peer.name for peer in peers], 1e8, 0.001)
+    segments = equal_segments(9)
+    staged = plan_placement(request_of(segments, peers, network, num_stages=2, in_flight=3))
+    assert [stage.in_flight for stage in staged.stages] == [3, 3]
+    pinned = plan_placement(request_of(segments, peers, network, pins=((0, "peer-01"), (8, "peer-00"))))
+    assert (pinned.stages[0].peer, pinned.stages[-1].peer) == ("peer-01", "peer-00")
+    doubtful = tuple(dataclasses.replace(peer, trusted=peer.name in ("peer-00", "peer-01")) for peer in peers)
+    kept = plan_placement(request_of(segments, doubtful, network, trusted_ends=True))
+    assert {kept.stages[0].peer, kept.stages[-1].peer} <= {"peer-00", "peer-01"}
+
+
+def test_codecs_are_chosen_for_slow_links_alone() -> None:
+    peers = peers_of([1e9] * 3)
+    rate = np.full((3, 3), 1e8)
+    rate[0, 1] = rate[1, 0] = rate[0, 2] = rate[2, 0] = 0.4e6
+    network = network_of([peer.name for peer in peers], rate)
+    small = CodecCost(name="int8", ratio=0.26)
+    planned = plan_placement(
+        request_of(equal_segments(6, flops=1e9, crossing=4e6), peers, network, codecs=(RAW, small), num_stages=3)
+    )
+    names = [(stage.codecs.forward.name, stage.codecs.backward.name) for stage in planned.stages if stage.codecs is not None]
+    assert sorted(names) == [("int8", "int8"), ("raw", "raw")]
+
+
+def test_shared_parameters_cost_their_exchange() -> None:
+    peers = peers_of([1e9, 1e9])
+    network = network_of([peer.name for peer in peers], 1e6)
+    segments = equal_segments(6, crossing=1e3)
+    tied = dataclasses.replace(segments, shared=(SharedBytes(segments=(0, 5), num_bytes=int(1e9)),))
+    apart = plan_placement(request_of(segments, peers, network))
+    together = plan_placement(request_of(tied, peers, network))
+    assert len(apart.stages) == 2
+    assert len(together.stages) == 1
+
+
+def test_a_larger_microbatch_is_chosen_where_it_pays() -> None:
+    peers = peers_of([1e9, 1e9])
+    network = network_of([peer.name for peer in peers], 1e8, 0.2)
+    options = []
+    for size in (1, 2, 16):
+        segments = equal_segments(8, flops=size * 1e7, crossing=size * 1e5)
+        slow_start = tuple(dataclasses.replace(peer, overhead_seconds=0.05) for peer in peers)
+        options.append(
+            MicrobatchOption(num_samples=size, request=request_of(segments, slow_start, network, num_microbatches=16 // size))
+        )
+    chosen, planned = plan_microbatch(options)
+    assert chosen.num_samples > 1
+    assert planned.step_seconds == min(plan_placement(option.request).step_seconds for option in options)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        ({"num_stages": 3}, "plan.stages asks for 3 stages, but only 2 peers joined; start 1 more, or lower plan.stages"),
+        ({"pins": ((0, "nobody"),)}, "segment 0 is pinned to 'nobody', which has not joined"),
+    ],
+)
+def test_impossible_wishes_are_refused(constraints: dict[str, object], message: str) -> None:
+    peers = peers_of([1e9, 1e9])
+    request = request_of(equal_segments(4), peers, network_of([peer.name for peer in peers], 1e9), **constraints)
+    with pytest.raises(PlacementError, match=message):
+        plan_placement(request)
+
+
+def test_what_is_missing_is_said() -> None:
+    peers = peers_of([1e9, 1e9], [20e6, 10e6])
+    request = request_of(equal_segments(8, weights=2e6), peers, network_of([peer.name for peer in peers], 1e9))
+    with pytest.raises(PlacementError, match=r"the model does not fit: .* more memory needed \(stage \d needs") as raised:
+        plan_placement(request)
+    assert raised.value.missing_bytes > 0
+
+
+def test_nobody_is_too_few() -> None:
+    with pytest.raises(PlacementError, match="no peer has joined"):
+        plan_placement(request_of(equal_segments(4), (), network_of([], 1e9)))
+
+
+def test_two_peers_of_one_name_are_refused() -> None:
+    peers = peers_of([1e9, 1e9])
+    twins = (peers[0], dataclasses.replace(peers[1], name=peers[0].name))
+    with pytest.raises(PlacementError, match="two peers are named 'peer-00'"):
+        plan_placement(request_of(equal_segments(4), twins, network_of([peers[0].name, peers[1].name], 1e9)))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rate", "latency", "microbatches", "kind"),
+    [
+        ([1e9, 0.4e9], 1e9, 0.0, 64, "compute"),
+        ([1e9, 1e9], 0.5e6, 0.0, 64, "link"),
+        ([1e9, 1e9], 1e9, 20.0, 1, "filling"),
+    ],
+)
+def test_the_bottleneck_is_named(speeds: list[float], rate: float, latency: float, microbatches: int, kind: str) -> None:
+    peers = peers_of(speeds)
+    network = network_of([peer.name for peer in peers], rate, latency)
+    request = request_of(equal_segments(10, crossing=8e6), peers, network, num_microbatches=microbatches, num_stages=2)
+    bottleneck = plan_placement(request).bottleneck
+    assert bottleneck.kind == kind
+    assert "peer-0" in bottleneck.sentence

@@ -1,0 +1,30 @@
+"""Large swarms are planned in bounded time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from atoll.coordinator.planning.planner import plan_placement
+from atoll.coordinator.planning.shortlist import SHORTLIST
+from support.planning import random_request
+
+
+def seconds_for(num_peers: int, num_segments: int) -> float:
+    request = random_request(5, num_peers, num_segments)
+    started = time.monotonic()
+    planned = plan_placement(request)
+    assert len(planned.stages) + len(planned.spares) == num_peers
+    assert 1 < len(planned.stages) <= SHORTLIST
+    return time.monotonic() - started
+
+
+@pytest.mark.release
+def test_sixty_four_peers_and_ninety_six_segments_take_under_ten_seconds() -> None:
+    assert seconds_for(64, 96) < 10.0
+
+
+@pytest.mark.release
+def test_a_thousand_peers_take_under_a_minute() -> None:
+    assert seconds_for(1000, 96) < 60.0
