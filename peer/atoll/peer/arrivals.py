@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from atoll.peer.staging import Staging
-from atoll.protocol.errors import GraphRefused, WireError
+from atoll.protocol.errors import GraphRefused, ResourceError, WireError
 from atoll.protocol.graph import Bindings, Boundary, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
 from atoll.protocol.limits import Limits, check_nodes
@@ -87,14 +87,17 @@ class Arrivals:
         return self._checked(gradients[boundary.value], boundary.spec, bindings, what)
 
     def _check_sizes(self, bindings: Bindings) -> None:
-        """Raises WireError for sizes under which a value of the stage would be beyond the limits."""
+        """Raises WireError for sizes that are missing or negative, ResourceError for a value beyond the limits."""
         key = tuple(sorted(bindings.items()))
         if key in self._fitting:
             return
+        for symbol, _ in self._graph.example:
+            if bindings.get(symbol, -1) < 0:
+                raise WireError(f"a batch came without the size {symbol!r}")
         try:
             check_nodes(self._graph.nodes, bindings, self._limits)
         except GraphRefused as error:
-            raise WireError(f"a batch has sizes that do not fit the graph: {error}") from error
+            raise ResourceError(f"a microbatch is too large for this peer; use a smaller one: {error}") from error
         if len(self._fitting) >= _MAX_REMEMBERED:
             self._fitting.clear()
         self._fitting.add(key)

@@ -148,9 +148,7 @@ class Pipeline:
         assignment = _read_assignment(command)
         self._step = assignment.committed_step
         self._doing = "validating the graph"
-        validate_stage(
-            assignment.graph, Limits(max_state_bytes=self._with.memory_bytes, max_tensor_bytes=self._with.memory_bytes)
-        )
+        validate_stage(assignment.graph, _limits(self._with.memory_bytes))
         self._assignment = assignment
         self._boundaries = Boundaries(assignment.graph, reduced_precision=assignment.precision == "bf16")
         self._peers = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
@@ -163,7 +161,8 @@ class Pipeline:
             return  # overtaken by a newer assignment
         self._doing = "loading"
         self._publish(count=1)
-        stage = Stage(assignment.graph, _stage_settings(assignment, self._with.device))
+        limits = _limits(self._with.memory_bytes)
+        stage = Stage(assignment.graph, _stage_settings(assignment, self._with.device, limits))
         stage.initialise(command.given)
         self._stage = stage
         self._doing = "idle"
@@ -265,11 +264,17 @@ def _read_assignment(command: Assign) -> Assignment:
     return assignment
 
 
-def _stage_settings(assignment: Assignment, device: str) -> StageSettings:
+def _limits(memory_bytes: int) -> Limits:
+    """Nothing that is larger than what this peer may use can be of use."""
+    return Limits(max_state_bytes=memory_bytes, max_tensor_bytes=memory_bytes)
+
+
+def _stage_settings(assignment: Assignment, device: str, limits: Limits) -> StageSettings:
     return StageSettings(
         run_seed=assignment.run_seed,
         device=torch.device(device),
         precision=assignment.precision,
         recompute=assignment.recompute,
         optimizer=assignment.optimizer,
+        limits=limits,
     )

@@ -390,4 +390,6 @@ def squared_norm(gradient: torch.Tensor | None) -> float:
     """The square of the gradient's norm in double precision; 0.0 for a parameter that got none."""
     if gradient is None:
         return 0.0
+    if gradient.device.type == "mps":  # has no double precision
+        gradient = gradient.cpu()
     return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2

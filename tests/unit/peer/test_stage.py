@@ -216,7 +216,7 @@ def test_absurd_sizes_in_a_batch_are_refused_before_anything_is_made() -> None:
     (graph,) = slice_graph(model.graph, ())
     stage = Stage(graph, replace(SETTINGS, limits=Limits(max_tensor_bytes=2**30)))
     stage.initialise()
-    with pytest.raises(WireError, match=r"do not fit the graph: node \d+: output 0 .* bytes, more than the limit"):
+    with pytest.raises(ResourceError, match=r"too large for this peer; .*: node \d+: output 0 .* bytes, more than the limit"):
         stage.forward(replace(microbatch({}, **model.sample(2, torch.Generator())), bindings={"b": 10**12}))
 
 
