@@ -216,6 +216,8 @@ def check_initialisation(spec: ParameterSpec | BufferSpec, limits: Limits = DEFA
     program = spec.initialisation
     if program is None:
         return
+    if len(program.seed) > limits.max_name:
+        raise GraphRefused(f"the initialisation of {spec.name} names a seed of more than {limits.max_name} characters")
     try:
         _Checked(nodes=program.nodes, limits=limits, sent={program.result: TensorSpec(spec.shape, _result_dtype(spec))}).check()
     except GraphRefused as error:
