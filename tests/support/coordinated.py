@@ -141,11 +141,11 @@ async def coordinated(
 class ScriptedPeer:
     """A peer's end of a session that does nothing by itself but take frames and say that it has them."""
 
-    def __init__(self, address: str, name: str, **join: Any) -> None:
+    def __init__(self, coordinator: str, name: str, /, **join: Any) -> None:
         self.heard: list[session_pb2.CoordinatorMessage] = []
         self.messages: list[Arrived] = []
         self.closed = False
-        self._channel = open_channel(address)
+        self._channel = open_channel(coordinator)
         self.stub = session_pb2_grpc.CoordinatorStub(self._channel)
         stream = MessageStream(lambda header: None)
         self._outbox: Outbox[session_pb2.PeerMessage] = Outbox(

@@ -1,7 +1,9 @@
 """Who is connected: admission, leases and what each peer last said of itself. Pure; the state machine decides what follows.
 
-A peer holds a lease, renewed by any message. The clock is handed in. When the coordinator itself stood still (its process was
-stopped, or busy for long), that time does not count against the peers: what they sent meanwhile is still to be read."""
+A peer holds a lease, renewed by any message. The clock is handed in. Where the coordinator itself stands still or crawls (its
+process was stopped, its machine is overloaded), what peers sent is still to be read; so of the time between two looks at the
+leases only as much counts as lies between two looks of a coordinator in good health.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from atoll.protocol.errors import JobError
 from atoll.protocol.ids import PeerId
 
 LEASE_SECONDS = 10.0
+LOOKS_PER_LEASE = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -86,8 +89,8 @@ class Membership:
             del self._members[member.name]
 
     def expired(self, now: float) -> list[Member]:
-        """The members whose lease is over; to be asked several times in a lease."""
-        unobserved = now - self._looked - self.lease_seconds / 4
+        """The members whose lease is over; to be asked LOOKS_PER_LEASE times in a lease, or more often."""
+        unobserved = now - self._looked - self.lease_seconds / LOOKS_PER_LEASE
         self._looked = now
         if unobserved > 0:
             for member in self._members.values():

@@ -101,6 +101,7 @@ class Coordinator:
         self._job_error: JobError | None = None
         self._bug: BaseException | None = None
         self._sessions = Sessions(
+            run=settings.job.name,
             version=_version(),
             lease_seconds=settings.lease_seconds,
             post=self._post,

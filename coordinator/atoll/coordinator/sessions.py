@@ -22,10 +22,14 @@ OnReport = Callable[[PeerId, session_pb2.PeerMessage], None]
 
 
 class Sessions:
-    """``post`` takes the events; ``on_measured`` is shown each Ready and StageReport for what it tells of memory and links."""
+    """``run`` is the run's name. ``post`` takes the events; ``on_measured`` is shown each Ready and StageReport for what it
+    tells of memory and links."""
 
-    def __init__(self, *, version: str, lease_seconds: float, post: Callable[[RunEvent], None], on_measured: OnReport) -> None:
+    def __init__(
+        self, *, run: str, version: str, lease_seconds: float, post: Callable[[RunEvent], None], on_measured: OnReport
+    ) -> None:
         self.membership = Membership(time.monotonic(), lease_seconds)
+        self._run = run
         self._version = version
         self._post = post
         self._on_measured = on_measured
@@ -45,6 +49,7 @@ class Sessions:
         session = PeerSession(verdict, self._on_message)
         self._sessions[session.peer] = session
         self._all_closed.clear()
+        session.tell(session_pb2.CoordinatorMessage(welcome=session_pb2.Welcome(run=self._run, name=session.peer)))
         return session
 
     async def converse(self, session: PeerSession, context: SessionContext) -> None:
