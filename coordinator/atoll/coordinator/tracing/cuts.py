@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from atoll.coordinator.tracing.dataflow import Dataflow, all_references
+from atoll.coordinator.tracing.effects import partial_views
 from atoll.protocol.graph import Node, OpGraph, ParameterReference, ValueReference
 from atoll.protocol.ids import NodeIndex
 
@@ -20,10 +21,15 @@ NEAR = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A cut before node ``position``; ``num_bytes`` crosses it forward for one microbatch of the example's sizes."""
+    """A cut before node ``position``; ``num_bytes`` crosses it forward for one microbatch of the example's sizes.
+
+    A cut that is not ``exact`` sends a view with gaps, which arrives without them: kernels that choose their algorithm by the
+    layout of their operands may then differ in the last bit from the uncut graph.
+    """
 
     position: NodeIndex
     num_bytes: int
+    exact: bool = True
 
 
 def legal_cuts(graph: OpGraph, flow: Dataflow | None = None) -> tuple[Cut, ...]:
@@ -37,20 +43,20 @@ def legal_cuts(graph: OpGraph, flow: Dataflow | None = None) -> tuple[Cut, ...]:
     for first, last, _ in flow.forbidden_ranges():
         forbidden[first + 1] += 1
         forbidden[last + 1] -= 1
-    crossing = _crossing_bytes(graph, flow)
+    crossing, gaps = _crossing_bytes(graph, flow)
     cuts, depth = [], 0
     for position in range(1, len(graph.nodes)):
         depth += forbidden[position]
         if depth == 0 and crossing[position] > 0:
-            cuts.append(Cut(position=NodeIndex(position), num_bytes=crossing[position]))
+            cuts.append(Cut(position=NodeIndex(position), num_bytes=crossing[position], exact=gaps[position] == 0))
     return tuple(cuts)
 
 
 def narrow_cuts(graph: OpGraph, work: Iterable[float], flow: Dataflow | None = None) -> tuple[Cut, ...]:
     """The legal cuts worth considering, in order; ``work`` holds for each node what it costs.
 
-    Of cuts with no work between them the narrowest is kept. A cut between two clearly narrower ones that are near is left out,
-    and so is one with no parameter on either side.
+    Of cuts with no work between them the narrowest is kept, exact ones first. A cut between two clearly narrower ones (or exact
+    ones, where it is not) that are near is left out, and so is one with no parameter on either side.
     """
     before = [0.0, *itertools.accumulate(work)]
     users = [node.index for node in graph.nodes if any(isinstance(item, ParameterReference) for item in node.references())]
@@ -59,19 +65,27 @@ def narrow_cuts(graph: OpGraph, work: Iterable[float], flow: Dataflow | None = N
         if not users or not users[0] < cut.position <= users[-1]:
             continue
         if kept and before[cut.position] == before[kept[-1].position]:
-            kept[-1] = min(kept[-1], cut, key=lambda one: one.num_bytes)
+            kept[-1] = min(kept[-1], cut, key=_width)
         else:
             kept.append(cut)
     chosen = [cut for number, cut in enumerate(kept) if not _is_enclosed(kept, number, before)]
     return tuple(_thinned(chosen, before))
 
 
+def _width(cut: Cut) -> tuple[bool, int]:
+    return not cut.exact, cut.num_bytes
+
+
 def _is_enclosed(cuts: list[Cut], number: int, before: list[float]) -> bool:
     """Whether narrower cuts on both sides are near enough to be as good for balance."""
 
+    cut = cuts[number]
+
+    def better(other: Cut) -> bool:
+        return NARROWER * other.num_bytes <= cut.num_bytes if other.exact == cut.exact else other.exact
+
     def nearest(candidates: Iterable[Cut]) -> float | None:
-        wide = cuts[number].num_bytes
-        return next((before[other.position] for other in candidates if NARROWER * other.num_bytes <= wide), None)
+        return next((before[other.position] for other in candidates if better(other)), None)
 
     left, right = nearest(reversed(cuts[:number])), nearest(cuts[number + 1 :])
     return left is not None and right is not None and right - left <= NEAR * before[-1]
@@ -86,7 +100,7 @@ def _thinned(cuts: list[Cut], before: list[float]) -> Iterator[Cut]:
     for cut in cuts:
         part = int(MAX_CANDIDATES * before[cut.position] / (before[-1] or 1.0))
         best = parts.get(part, cut)
-        parts[part] = min(best, cut, key=lambda one: one.num_bytes)
+        parts[part] = min(best, cut, key=_width)
     yield from (parts[part] for part in sorted(parts))
 
 
@@ -100,19 +114,15 @@ def crossing_values(graph: OpGraph, flow: Dataflow) -> Iterator[tuple[ValueRefer
     yield from last.items()
 
 
-def _crossing_bytes(graph: OpGraph, flow: Dataflow) -> list[int]:
-    """Bytes that cross a cut before each node."""
-    bindings = dict(graph.example)
-    change = [0] * (len(graph.nodes) + 1)
+def _crossing_bytes(graph: OpGraph, flow: Dataflow) -> tuple[list[int], list[int]]:
+    """For a cut before each node: the bytes that cross it, and how many of the values have gaps."""
+    bindings, partial = dict(graph.example), partial_views(graph.nodes)
+    sizes, gaps = [0] * (len(graph.nodes) + 1), [0] * (len(graph.nodes) + 1)
     for value, last in crossing_values(graph, flow):
-        size = graph.spec(value).num_bytes(bindings)
-        change[value.node + 1] += size
-        change[last + 1] -= size
-    total, crossing = 0, []
-    for position in range(len(graph.nodes)):
-        total += change[position]
-        crossing.append(total)
-    return crossing
+        for change, amount in ((sizes, graph.spec(value).num_bytes(bindings)), (gaps, int(value in partial))):
+            change[value.node + 1] += amount
+            change[last + 1] -= amount
+    return list(itertools.accumulate(sizes)), list(itertools.accumulate(gaps))
 
 
 def module_range(nodes: Iterable[Node]) -> tuple[str, str]:

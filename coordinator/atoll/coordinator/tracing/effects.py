@@ -42,6 +42,16 @@ _UNDECLARED_ALIASES = frozenset(
 """May return their argument or a view of it, though their schema promises a new tensor."""
 
 
+_PARTIAL_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "select", "slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit",
+        "unbind", "expand", "expand_as", "broadcast_to", "broadcast_tensors", "diagonal", "unfold", "as_strided",
+    )
+)  # fmt: skip
+"""Views that leave out elements of the memory, or show some of them several times."""
+
+
 @lru_cache(maxsize=4096)
 def overload(name: str) -> OpOverload:
     """The operator called ``name`` (``aten.linear.default``); raises TraceError when this torch has none."""
@@ -93,6 +103,17 @@ def aliased_references(node: Node) -> Iterator[Reference]:
     for argument, value in _by_argument(node):
         if argument.alias_info is not None:  # type: ignore[attr-defined]
             yield from references_in(value)
+
+
+def partial_views(nodes: Iterable[Node]) -> frozenset[ValueReference]:
+    """The values that may be views with gaps or repetitions: such a layout is lost when a tensor is sent."""
+    partial: set[Reference] = set()
+    for node in nodes:
+        aliased = tuple(aliased_references(node))
+        makes = aliased and overload(node.operator)._schema.name in _PARTIAL_VIEWS
+        if makes or any(reference in partial for reference in aliased):
+            partial.update(ValueReference(node.index, number) for number in range(len(node.outputs)))
+    return frozenset(value for value in partial if isinstance(value, ValueReference))
 
 
 class AliasClasses:
