@@ -44,6 +44,7 @@ from atoll.protocol.ids import MicrobatchIndex, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
 from atoll.protocol.v1 import session_pb2
 
+CLOSING_SECONDS = 1.0  # within which all peers of a run that ends hear of it
 PROGRESS_SECONDS = 2.0  # the coordinator's lease is several times this
 
 _log = logging.getLogger("atoll.peer")
@@ -153,8 +154,13 @@ class Peer:
         self._feed(ConnectionLost(reason=reason))
 
     def _on_link_fault(self, error: LinkError) -> None:
-        _log.warning("%s", error)
+        asyncio.get_running_loop().call_later(CLOSING_SECONDS, self._warn_of, error)
         self._feed(ShellFault(generation=self._session.generation, fault=fault_of(error, doing="exchanging tensors")))
+
+    def _warn_of(self, error: LinkError) -> None:
+        assert self._outcome is not None
+        if not self._outcome.done():  # at the end of a run a neighbour may hear of it first
+            _log.warning("%s", error)
 
     def _on_notice(self, notice: Notice) -> None:
         if isinstance(notice, Faulted):

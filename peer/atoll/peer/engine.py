@@ -18,6 +18,7 @@ from atoll.peer.profile import Profile
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import LinkError
+from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import Kind, Message, MessageHeader
 from atoll.protocol.v1 import session_pb2
@@ -34,6 +35,7 @@ class Engine:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
+        self._memory_bytes = profile.memory_bytes
         self._links = Links(own, on_message=self._arrived, on_fault=on_fault)
         self._pipeline = Pipeline(
             PipelineSurroundings(device=profile.device, memory_bytes=profile.memory_bytes, send=self._send, notify=self._notify)
@@ -84,6 +86,7 @@ class Engine:
                 backward_codec=assignment.backward_codec,
                 silence_seconds=assignment.link_seconds,
                 connect_seconds=assignment.link_seconds,
+                max_message_bytes=min(DEFAULT_MAX_MESSAGE_BYTES, self._memory_bytes),
             ),
             accept=accept,
         )

@@ -34,7 +34,7 @@ class Fault:
 
 
 def fault_of(error: BaseException, *, doing: str, sender: PeerId | None = None) -> Fault:
-    """The fault that ``error`` amounts to. ``doing`` says what this peer was at; ``sender`` is whose data it was using."""
+    """The fault that ``error`` amounts to. ``doing`` says what this peer was at, fit to follow "during"; ``sender`` is whose data it was using."""
     match error:
         case NumericalFault():
             return Fault(kind=FaultKind.NOT_FINITE, reason=str(error))
@@ -50,8 +50,8 @@ def fault_of(error: BaseException, *, doing: str, sender: PeerId | None = None) 
         case AtollError():
             return Fault(kind=FaultKind.INTERNAL, reason=f"{doing}: {error}")
     if _is_out_of_memory(error):
-        return Fault(kind=FaultKind.MEMORY, reason=f"out of memory while {doing}: {_first_line(error)}")
-    return Fault(kind=FaultKind.INTERNAL, reason=f"{type(error).__name__} while {doing}: {_first_line(error)}")
+        return Fault(kind=FaultKind.MEMORY, reason=f"out of memory during {doing}: {_first_line(error)}")
+    return Fault(kind=FaultKind.INTERNAL, reason=f"{type(error).__name__} during {doing}: {_first_line(error)}")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -195,12 +195,14 @@ class Pipeline:
         )
 
     def _commit(self, command: CommitStep) -> None:
-        if self._stage is None:
-            return
+        stage, run = self._stage, self._run
         self._doing = "committing"
-        self._stage.commit(command.clip_factor, command.learning_rate)
-        if self._run is not None:
-            self._end_step(self._run.start)
+        # Committing a step that was dropped here would let this stage silently fall behind the others.
+        assert stage is not None, "committed without a stage"
+        assert run is not None, f"step {command.step} was committed after it was dropped here"
+        assert run.phase is Phase.REPORTED, f"step {command.step} was committed before it was reported"
+        stage.commit(command.clip_factor, command.learning_rate)
+        self._end_step(run.start)
 
     def _end_step(self, start: BeginStep) -> None:
         self._run = None

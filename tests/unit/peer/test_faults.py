@@ -40,7 +40,7 @@ def test_kind_and_accused(error: Exception, kind: FaultKind, accused: PeerId | N
 
 def test_an_unexpected_error_says_what_this_peer_was_doing_on_one_line() -> None:
     fault = fault_of(ValueError("first\nsecond"), doing="backward")
-    assert fault.reason == "ValueError while backward: first"
+    assert fault.reason == "ValueError during backward: first"
 
 
 def test_every_kind_of_the_protocol_has_a_name_here() -> None:

@@ -254,7 +254,7 @@ def test_a_link_fault_while_loading_ends_the_loading() -> None:
 
 
 def test_a_fatal_fault_is_told_and_ends_the_peer() -> None:
-    fault = Fault(kind=FaultKind.INTERNAL, reason="RuntimeError while committing: no")
+    fault = Fault(kind=FaultKind.INTERNAL, reason="RuntimeError during committing: no")
     driver = stepping().give(Faulted(generation=ONE, step=STEP, fault=fault, fatal=True))
     assert driver.fault().reason == fault.reason
     assert driver.one(Finish).outcome.exit_code == ExitCode.FAILED
