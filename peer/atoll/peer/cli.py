@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import dataclasses
 import json
 import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -86,8 +87,10 @@ def main() -> None:
     try:
         app()
     except JobError as error:
-        print(error, file=sys.stderr, flush=True)
-        sys.exit(USAGE_ERROR)
+        print(error, file=sys.stderr)
+        _end(USAGE_ERROR)
+    except SystemExit as ending:
+        _end(ending.code if isinstance(ending.code, int) else 1)
 
 
 async def _run(settings: PeerSettings) -> int:
@@ -100,10 +103,16 @@ async def _run(settings: PeerSettings) -> int:
     loop.add_signal_handler(signal.SIGINT, peer.leave, "interrupted", ExitCode.INTERRUPTED)
     loop.add_signal_handler(signal.SIGTERM, peer.leave, "told to end", ExitCode.FINISHED)
     outcome = await peer.run()
-    print(outcome.reason, file=sys.stderr, flush=True)
-    if not peer.computing_ended:  # an operator is still being executed; the interpreter would not survive its end
-        os._exit(outcome.exit_code)
+    print(outcome.reason, file=sys.stderr)
     return outcome.exit_code
+
+
+def _end(status: int) -> NoReturn:
+    """Ends the process at once: taking torch down takes seconds on a busy machine, and an operator may still be running."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _end_early(number: int, frame: object) -> None:

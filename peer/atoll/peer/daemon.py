@@ -63,7 +63,6 @@ class Peer:
         self._loading: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] | None = None
         self._leaving: LeaveRequested | None = None
-        self.computing_ended = True
 
     async def run(self) -> Outcome:
         """Joins and works until the run or this peer ends; never raises for what other processes or the network do."""
@@ -118,7 +117,7 @@ class Peer:
         if self._connection is not None:
             await self._connection.close()
         if self._engine is not None:
-            self.computing_ended = await self._engine.close()
+            await self._engine.close()
 
     def _join(self, profile: Profile, address: str) -> session_pb2.Join:
         return session_pb2.Join(

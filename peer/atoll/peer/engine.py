@@ -96,13 +96,14 @@ class Engine:
         if self._thread is not None:
             self._thread.stop()
 
-    async def close(self) -> bool:
-        """Ends everything within a few seconds; False when an operator is still being executed then."""
+    async def close(self) -> None:
+        """Ends everything within a few seconds, even when an operator is still being executed then."""
         self.stop_computing()
         await self._links.close()
         if self._server is not None:
             await self._server.stop(grace=None)
-        return self._thread is None or await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
     def _arrived(self, peer: PeerId, message: Message) -> None:
         self.post(Arrived(sender=peer, message=message))

@@ -34,7 +34,10 @@ class Fault:
 
 
 def fault_of(error: BaseException, *, doing: str, sender: PeerId | None = None) -> Fault:
-    """The fault that ``error`` amounts to. ``doing`` says what this peer was at, fit to follow "during"; ``sender`` is whose data it was using."""
+    """The fault that ``error`` amounts to.
+
+    ``doing`` says what this peer was at, in words that can follow "during"; ``sender`` is whose data it was using.
+    """
     match error:
         case NumericalFault():
             return Fault(kind=FaultKind.NOT_FINITE, reason=str(error))
