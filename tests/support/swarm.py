@@ -52,9 +52,10 @@ async def run_command(*words: str | Path, within_seconds: float = STEP_SECONDS) 
     )
     try:
         output, errors = await asyncio.wait_for(process.communicate(), within_seconds)
-    finally:
-        if process.returncode is None:
-            process.kill()
+    except TimeoutError:
+        process.kill()
+        output, errors = await process.communicate()
+        raise AssertionError(f"no end within {within_seconds} s: {output.decode()} {errors.decode()}") from None
     assert process.returncode is not None
     return Finished(process.returncode, output.decode(), errors.decode())
 

@@ -107,7 +107,7 @@ class LiveView:
     def _waiting(self) -> RenderableType:
         if not self._status.reason:
             return Text("")
-        return Text(f"{self._status.reason} ({formatting.duration(self._status.state_seconds)})", style="dim")
+        return Text(f"the run {self._status.reason} ({formatting.duration(self._status.state_seconds)})", style="dim")
 
     def _peers(self) -> RenderableType:
         table = Table("peer", "layers", "memory", "predicted", "sent", "now", box=None, padding=(0, 2), header_style="bold")

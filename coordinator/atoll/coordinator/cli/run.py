@@ -81,10 +81,10 @@ async def run_job(options: RunOptions) -> ExitStatus:
             outcome = await coordinator.run()
     finally:
         view.close()
-    await asyncio.to_thread(conclude, options, finished=outcome.finished)
     if interruption.happened:
         print(f"atoll: {outcome.reason}", file=sys.stderr)
         return ExitStatus.INTERRUPTED
+    await asyncio.to_thread(conclude, options, finished=outcome.finished)
     if not outcome.finished:
         raise RunFailed(outcome.reason)
     return ExitStatus.FINISHED
@@ -105,7 +105,7 @@ def conclude(options: RunOptions, *, finished: bool) -> None:
 
         text = sample(options.job, options.state / WEIGHTS)
         if text is not None:
-            say(f"a sample of what the model writes:\n\n{text}\n")
+            say(f"\na sample of what the model writes:\n\n{text}\n")
 
 
 def _people(options: RunOptions) -> TextIO:

@@ -82,7 +82,7 @@ def status_lines(reply: StatusReply) -> list[str]:
     """The run in two or three lines."""
     lines = [f"{reply.run}: {reply.state} for {formatting.duration(reply.state_seconds)}, plan {reply.generation}"]
     if reply.reason:
-        lines.append(reply.reason)
+        lines.append(reply.reason if reply.state == "failed" else f"the run {reply.reason}")
     progress = f"step {reply.step}/{reply.steps}"
     if reply.step:
         progress += f", loss {reply.loss:.4f}, {reply.tokens_per_second:,.0f} tokens/s"

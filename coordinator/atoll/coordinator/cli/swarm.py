@@ -12,20 +12,23 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
 from atoll.coordinator.cli.processes import Child, end_all
+from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import LOGS, new_state, read_address
 from atoll.protocol.errors import RunFailed
 
 LISTEN_SECONDS = 60.0
 """From the coordinator's start until it listens; importing torch is most of it, on a cold disk."""
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 6.0
 """How long the processes may take to end by themselves once the run is over or interrupted."""
+AFTERMATH_SECONDS = 15.0
+"""How long the coordinator may take to end after a peer that ended because the run did."""
 POLL_SECONDS = 0.05
 
 
@@ -136,19 +139,31 @@ class Swarm:
             self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
 
     async def _watch(self, coordinator: Child) -> None:
-        """Returns at the coordinator's end. Says so when a peer ends before; fails when none is left."""
-        running = {asyncio.ensure_future(child.ended()): child for child in self._children}
-        while coordinator.status is None:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            ended = [running.pop(task) for task in done]
-            if coordinator.status is not None or self._interrupted.is_set():
-                continue
-            for peer in ended:
-                print(f"atoll: {peer.describe_end()}", file=sys.stderr)
-            if len(running) == 1:
-                raise RunFailed(f"no peer is left: {ended[-1].describe_end()}")
-        for task in running:
-            task.cancel()
+        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a run that has not begun lacks a peer."""
+        end = asyncio.ensure_future(coordinator.ended())
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
+        watches = asyncio.gather(*(self._watch_peer(peer, end) for peer in self._children if peer is not coordinator))
+        tasks: list[asyncio.Future[Any]] = [end, interrupted, watches]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if watches.done():
+                watches.result()
+            await asyncio.wait([end, interrupted], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_peer(self, peer: Child, end: asyncio.Future[int]) -> None:
+        """Says why ``peer`` ended, unless it ended because the run did."""
+        status = await peer.ended()
+        if status >= 0:
+            await asyncio.wait([end], timeout=AFTERMATH_SECONDS)
+        if status == 0 or end.done() or self._interrupted.is_set():
+            return
+        if not read_history(self._settings.state).losses:
+            raise RunFailed(f"{peer.describe_end()}, and the run had not begun")
+        print(f"atoll: {peer.describe_end()}", file=sys.stderr)
 
     def _status(self, coordinator: Child) -> int:
         if self._interrupted.is_set():

@@ -111,7 +111,7 @@ class PlainView:
         quiet = self._now() - self._wrote_at >= QUIET_SECONDS
         if quiet and status.reason and status.reason != self._said:
             self._said = status.reason
-            self._say(f"{status.state}: {status.reason}")
+            self._say(f"the run {status.reason}")
 
     def _say(self, line: str) -> None:
         self._wrote_at = self._now()
@@ -130,11 +130,11 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
                 f"{event.seconds:.2f} s  {pace.remaining}"
             ).rstrip()
         case PeerEvent():
-            return f"peer {event.name} {event.state}" + (f": {event.reason}" if event.reason else "")
+            return f"{event.name} {event.state}" + (f": {event.reason}" if event.reason else "")
         case PlanEvent():
             return "\n".join([f"plan {event.generation}:", *(f"  {describe_stage(stage)}" for stage in event.stages)])
         case VoidEvent():
-            where = f" (stage {event.stage}, peer {event.peer})" if event.stage is not None else ""
+            where = f" (stage {event.stage}, {event.peer})" if event.stage is not None else ""
             return f"step {event.step} is void and runs again: {event.reason}{where}"
         case PausedEvent():
             return f"paused: {event.reason}"

@@ -54,10 +54,10 @@ def test_plain_view_tells_what_happens_in_words() -> None:
     view.event(step_event(1, loss=5.5, tokens=1024, seconds=2.0))
     view.event(VoidEvent(step=2, reason="loss is not finite", peer="peer-2", stage=1))
     view.event(EvaluationEvent(step=1, loss=5.25))
-    assert lines[0] == "peer peer-1 joined"
+    assert lines[0] == "peer-1 joined"
     assert "stage 1 on peer-2: blocks.1 to blocks.1.mlp, 1.5 M parameters, 64.0 MiB predicted" in lines[1]
     assert lines[2] == "step 1/10  loss 5.5000  512 tokens/s  2.00 s  0:18 left"
-    assert lines[3] == "step 2 is void and runs again: loss is not finite (stage 1, peer peer-2)"
+    assert lines[3] == "step 2 is void and runs again: loss is not finite (stage 1, peer-2)"
     assert lines[4] == "step 1/10  validation loss 5.2500"
 
 
@@ -65,14 +65,14 @@ def test_plain_view_says_once_whom_a_quiet_run_waits_for() -> None:
     lines: list[str] = []
     clock = Clock()
     view = PlainView(10, lines.append, now=clock)
-    reply = status(reason="waiting for peer-2: forward of step 3")
+    reply = status(reason="waits for peer-2 in step 3")
     view.refresh(reply)
     assert lines == []
     clock.now = QUIET_SECONDS
     view.refresh(reply)
     clock.now = 3 * QUIET_SECONDS
     view.refresh(reply)
-    assert lines == ["training: waiting for peer-2: forward of step 3"]
+    assert lines == ["the run waits for peer-2 in step 3"]
 
 
 def test_pace_is_that_of_the_latest_steps() -> None:
@@ -99,12 +99,12 @@ def test_live_view_shows_progress_and_a_row_for_each_peer() -> None:
     view.event(plan_event("peer-1", "peer-2"))
     view.event(step_event(23, loss=3.25, tokens=4096, seconds=2.0))
     view.event(EvaluationEvent(step=20, loss=3.5))
-    view.refresh(status(reason="waiting for peer-2", state_seconds=65.0))
+    view.refresh(status(reason="waits for peer-2", state_seconds=65.0))
     view.close()
     text = screen.getvalue().split("demo")[-1]
     for words in ("training", "step 23/60", "loss 3.2500", "2,048 tokens/s", "validation 3.5000", "1:14 left"):
         assert words in text
-    assert "waiting for peer-2 (1:05)" in text
+    assert "the run waits for peer-2 (1:05)" in text
     rows = [line for line in text.splitlines() if "peer-" in line]
     assert "blocks.0 .. blocks.3" in rows[1]
     assert "300.0 MiB" in rows[1]
