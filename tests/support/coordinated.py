@@ -24,7 +24,7 @@ from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import operator_pb2_grpc, session_pb2, session_pb2_grpc
 from support.waiting import assert_eventually
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 EventType = TypeVar("EventType", bound=Event)
 
 
@@ -63,9 +63,8 @@ class Coordinated:
     def join(self, *names: str, **settings: Any) -> None:
         """Real peers join; each says that it is as fast as the others, so that the plan is even."""
         for name in names:
-            peer = Peer(
-                PeerSettings(coordinator=parse_address(self.address), name=name, threads=1, flops_per_second=1e9, **settings)
-            )
+            chosen: dict[str, Any] = {"threads": 1, "flops_per_second": 1e9, **settings}
+            peer = Peer(PeerSettings(coordinator=parse_address(self.address), name=name, **chosen))
             self._peers[name] = peer, asyncio.create_task(peer.run())
 
     def kill(self, name: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.protocol.job_errors import WrongValue, listed, show
 from atoll.protocol.job_fields import GLOB_CHARACTERS, ExistingFile, ExistingFolder, Positive, Section, existing, resolve
@@ -61,7 +61,7 @@ class RandomData(Section):
     """Different samples; after that many an epoch ends."""
     vocabulary: Annotated[Positive, Field(examples=[256])] = 256
     """Token ids are below this (tokens)."""
-    lengths: Annotated[tuple[int, ...] | None, PlainValidator(_lengths)] = None
+    lengths: Annotated[tuple[int, ...] | None, BeforeValidator(_lengths)] = None
     """Microbatch m has sequences of ``lengths[m % len(lengths)]``; null: all of ``data.sequence_length`` (tokens)."""
     classes: Annotated[Positive, Field(examples=[10])] = 10
     """Labels are below this (images)."""
@@ -90,7 +90,7 @@ class DataSection(Section):
     """Token ids in one file: ``.npy`` of one dimension, or ``.bin`` of little-endian 16-bit numbers."""
     images: ExistingFolder | None = None
     """A folder with one folder of images a class; classes are numbered in the order of their names."""
-    arrays: Annotated[dict[str, Path] | Path | None, PlainValidator(_arrays)] = None
+    arrays: Annotated[dict[str, Path] | Path | None, BeforeValidator(_arrays)] = None
     """The inputs of the model's forward by name: ``{images: x.npy, labels: y.npy}``, or an ``.npz`` made by ``numpy.savez``."""
     random: Annotated[RandomData | None, BeforeValidator(_random)] = None
     """Made-up data: ``tokens``, ``images`` or a group of keys."""
