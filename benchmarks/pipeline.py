@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -96,6 +97,7 @@ def main() -> int:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = vars(parser.parse_args())
     rounds = options.pop("rounds")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no process outlives this one
     setting = Setting(**options)
     places = [[LOOPBACK]]
     if hosts := hosts_of_environment():

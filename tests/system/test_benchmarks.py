@@ -1,0 +1,44 @@
+"""The benchmark runs, on a tiny model: what it prints is complete and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from support.swarm import ROOT, environment
+
+TINY = {
+    "layers": 4,
+    "width": 32,
+    "heads": 2,
+    "context": 16,
+    "stages": 2,
+    "microbatches": 2,
+    "warmup": 1,
+    "steps": 2,
+    "rounds": 1,
+}
+
+
+@pytest.mark.system
+async def test_the_pipeline_benchmark_compares_both_sides() -> None:
+    flags = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "benchmarks" / "pipeline.py"),
+        *flags,
+        env=environment(ATOLL_TEST_HOSTS="[]"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+
+    assert process.returncode == 0, errors.decode()
+    *table, line = output.decode().splitlines()
+    (result,) = json.loads(line)["results"]
+    assert result["hosts"] == ["loopback"]
+    assert result["ratio"] == result["atoll"]["tokens_per_second"] / result["torch"]["tokens_per_second"] > 0
+    assert any("loopback" in row for row in table)
