@@ -25,3 +25,24 @@ def test_a_peer_loads_nothing_that_it_does_not_need() -> None:
     script = f"import sys, atoll.peer.daemon, atoll.peer.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_working_needs_no_compiler() -> None:
+    """Operators on the meta device and optimizers would import it."""
+    script = """
+import sys
+from atoll.peer.no_compiler import leave_out_compiler
+leave_out_compiler()
+import torch
+hidden = torch.nn.functional.gelu(torch.ones(2, 4, device="meta"))
+torch.nn.functional.layer_norm(hidden, (4,))
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.AdamW([weight], foreach=False)
+weight.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+assert weight[0] != 1
+print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch._inductor."))])
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
