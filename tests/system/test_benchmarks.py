@@ -24,6 +24,7 @@ TINY = {
 
 
 @pytest.mark.system
+@pytest.mark.timeout(300)
 async def test_the_pipeline_benchmark_compares_both_sides() -> None:
     flags = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
     process = await asyncio.create_subprocess_exec(
