@@ -1,7 +1,7 @@
 """Which values of a graph may cross a cut, and which are better computed again on the far side.
 
-A value is *recomputable* when it follows from batch inputs and constant buffers alone, without random numbers: masks,
-positions, rotary tables. All other values that are used beyond a cut are sent.
+A value is *recomputable* when it follows from batch inputs and constant buffers alone, without random numbers or heavy work:
+masks, positions, rotary tables. All other values that are used beyond a cut are sent.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from atoll.coordinator.tracing.effects import AliasClasses, is_random, written_references
+from atoll.coordinator.tracing.effects import AliasClasses, is_heavy, is_random, written_references
 from atoll.protocol.graph import (
     BufferReference,
     Node,
@@ -81,7 +81,7 @@ class Dataflow:
         return min(member.node for member in self.aliases.members[root] if isinstance(member, ValueReference))
 
     def _find_sent_roots(self) -> set[Reference]:
-        """Memory whose content depends on parameters, on mutated buffers or on random numbers."""
+        """Memory whose content depends on parameters, mutated buffers or random numbers, or takes much work."""
         sent = set(self._fixed_roots)
         size = -1
         while size != len(sent):
@@ -93,7 +93,11 @@ class Dataflow:
         return sent
 
     def _depends(self, node: Node, sent: set[Reference]) -> bool:
-        return is_random(node) or any(
-            isinstance(reference, ParameterReference) or self.aliases.root(reference) in sent
-            for reference in all_references(node)
+        return (
+            is_random(node)
+            or is_heavy(node, self.graph.spec)
+            or any(
+                isinstance(reference, ParameterReference) or self.aliases.root(reference) in sent
+                for reference in all_references(node)
+            )
         )

@@ -6,14 +6,22 @@ Read from the operators' schemas, and from a short list of what schemas do not s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 import torch
 from torch._ops import OpOverload
 
 from atoll.protocol.errors import TraceError
-from atoll.protocol.graph import Argument, BufferReference, Node, Reference, ValueReference, references_in
+from atoll.protocol.graph import (
+    Argument,
+    BufferReference,
+    Node,
+    Reference,
+    TensorSpec,
+    ValueReference,
+    references_in,
+)
 
 _UNDECLARED_WRITES = {
     "aten.batch_norm.default": (3, 4, 5),
@@ -52,6 +60,18 @@ _PARTIAL_VIEWS = frozenset(
 """Views that leave out elements of the memory, or show some of them several times."""
 
 
+_HEAVY = frozenset(
+    f"aten::{name}"
+    for name in (
+        "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "einsum",
+        "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    )
+)  # fmt: skip
+_PRODUCTS = frozenset(f"aten::{name}" for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "linalg_matmul"))
+_SMALL_PRODUCT = 8
+"""An inner size up to which a product of matrices is no more work than reading its result (rotary tables have 1)."""
+
+
 @lru_cache(maxsize=4096)
 def overload(name: str) -> OpOverload:
     """The operator called ``name`` (``aten.linear.default``); raises TraceError when this torch has none."""
@@ -68,6 +88,19 @@ def overload(name: str) -> OpOverload:
 def is_random(node: Node) -> bool:
     """Whether ``node`` draws random numbers."""
     return torch.Tag.nondeterministic_seeded in overload(node.operator).tags
+
+
+def is_heavy(node: Node, spec: Callable[[ValueReference], TensorSpec]) -> bool:
+    """Whether ``node`` is a matrix product or a convolution that is worth sending the result of."""
+    name = overload(node.operator)._schema.name
+    if name in _HEAVY:
+        return True
+    if name not in _PRODUCTS:
+        return False
+    position = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
+    left = node.arguments[position]
+    inner = spec(left).shape[-1:] if isinstance(left, ValueReference) else ()
+    return not inner or not isinstance(inner[0], int) or inner[0] > _SMALL_PRODUCT
 
 
 def _by_argument(node: Node) -> Iterator[tuple[object, Argument]]:

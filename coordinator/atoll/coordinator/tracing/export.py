@@ -25,31 +25,39 @@ Dynamic = Mapping[str, tuple[int, ...]]
 
 
 def default_dynamic(example: Mapping[str, Tensor]) -> Dynamic:
-    """The batch dimension of every input, and the second dimension of integer matrices (sequences of tokens)."""
+    """The batch dimension of every input and the second dimension of integer matrices (sequences of tokens), if above 1."""
     return {
-        name: (0, 1) if tensor.dim() == 2 and not tensor.is_floating_point() else tuple(range(min(1, tensor.dim())))
+        name: tuple(
+            dimension
+            for dimension, size in enumerate(tensor.shape)
+            if size != 1 and (dimension == 0 or (dimension == 1 and tensor.dim() == 2 and not tensor.is_floating_point()))
+        )
         for name, tensor in example.items()
     }
 
 
-def export(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic, *, training: bool) -> Any:
-    """The exported program of ``model`` in training or evaluation mode, with ``example``'s shapes and dtypes.
+def meta_inputs(example: Mapping[str, Tensor], dynamic: Dynamic) -> dict[str, Tensor]:
+    """Inputs of the trace. Where sizes vary they are at least 2, since the exporter takes a 1 to be always 1."""
+    return {
+        name: torch.empty(
+            [max(size, 2) if dimension in dynamic.get(name, ()) else size for dimension, size in enumerate(tensor.shape)],
+            dtype=tensor.dtype,
+            device="meta",
+        )
+        for name, tensor in example.items()
+    }
 
-    A dimension of size 1 is kept fixed: the exporter treats 1 as special. Raises TraceError.
-    """
-    inputs = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in example.items()}
-    sizes = {name: _dynamic_dimensions(tensor, dynamic.get(name, ())) for name, tensor in inputs.items()}
+
+def export(model: BuiltModel, inputs: Mapping[str, Tensor], dynamic: Dynamic, *, training: bool) -> Any:
+    """The exported program of ``model`` in training or evaluation mode for ``inputs`` on the meta device. Raises TraceError."""
+    sizes = {name: dict.fromkeys(dynamic.get(name, ()), torch.export.Dim.AUTO) for name in inputs}
     try:
         with _mode(model.module, training), model.source.while_tracing(), _on_any_device(), _quiet():
-            return torch.export.export(model.module, (), inputs, dynamic_shapes=sizes, strict=False)
+            return torch.export.export(model.module, (), dict(inputs), dynamic_shapes=sizes, strict=False)
     except TraceError:
         raise
     except Exception as error:
         raise TraceError(_explained(model, inputs, error)) from error
-
-
-def _dynamic_dimensions(tensor: Tensor, dimensions: tuple[int, ...]) -> dict[int, Any]:
-    return {dimension: torch.export.Dim.AUTO for dimension in dimensions if tensor.shape[dimension] != 1}
 
 
 @contextlib.contextmanager

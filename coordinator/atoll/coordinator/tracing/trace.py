@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atoll.coordinator.tracing.conversion import Converted, convert
 from atoll.coordinator.tracing.effects import written_references
-from atoll.coordinator.tracing.export import Dynamic, default_dynamic, export
+from atoll.coordinator.tracing.export import Dynamic, default_dynamic, export, meta_inputs
 from atoll.coordinator.tracing.initialisation import Programs, constant_program
 from atoll.coordinator.tracing.modes import merge_modes
 from atoll.coordinator.tracing.pruning import prune
@@ -37,12 +37,14 @@ def trace(model: BuiltModel, example: Mapping[str, Tensor], dynamic: Dynamic | N
     """The op graph of ``model`` for batches like ``example``.
 
     ``dynamic`` says which dimensions of each input vary between microbatches; by default the first, and the second of integer
-    matrices. A dimension of size 1 in the example stays 1. Raises TraceError with what to change in the model.
+    matrices, where they are not 1. Raises TraceError with what to change in the model.
     """
-    sizes = default_dynamic(example) if dynamic is None else dynamic
+    dynamic = default_dynamic(example) if dynamic is None else dynamic
+    inputs = meta_inputs(example, dynamic)
     names = StateNames(model.state_module)
-    training = _traced(model, names, example, sizes, training=True)
-    evaluation = _traced(model, names, example, sizes, training=False)
+    training = _traced(model, names, inputs, dynamic, training=True)
+    evaluation = _traced(model, names, inputs, dynamic, training=False)
+    _check_sizes(training, dynamic)
     merged = prune(merge_modes(training, evaluation))
     _check_loss(merged)
     _check_writes(merged)
@@ -74,9 +76,19 @@ def _check_executable(graph: OpGraph) -> None:
 
 
 def _traced(
-    model: BuiltModel, names: StateNames, example: Mapping[str, Tensor], sizes: Dynamic, *, training: bool
+    model: BuiltModel, names: StateNames, inputs: Mapping[str, Tensor], dynamic: Dynamic, *, training: bool
 ) -> Converted:
-    return convert(export(model, example, sizes, training=training), names, model.source.inner, example)
+    return convert(export(model, inputs, dynamic, training=training), names, model.source.inner, inputs)
+
+
+def _check_sizes(converted: Converted, dynamic: Dynamic) -> None:
+    for name, spec in converted.inputs:
+        for dimension in dynamic.get(name, ()):
+            if isinstance(spec.shape[dimension], int):
+                raise TraceError(
+                    f"the model only works when dimension {dimension} of its input {name} is {spec.shape[dimension]}, but this "
+                    "size varies between microbatches; compute with tensor.shape instead of fixed sizes"
+                )
 
 
 def _check_loss(converted: Converted) -> None:

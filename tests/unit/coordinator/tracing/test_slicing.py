@@ -254,3 +254,25 @@ def test_state_that_no_node_uses_is_kept_by_the_first_stage() -> None:
     assert "unused" in {spec.name for spec in first.parameters}
     assert "note" in {spec.name for spec in first.buffers}
     assert "unused" not in {spec.name for spec in second.parameters}
+
+
+class Projected(nn.Module):
+    """Projects its input by a large fixed matrix before it is used at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("projection", torch.randn(64, 32))
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        fixed = features.mul(2.0) @ self.get_buffer("projection")
+        hidden = self.layers[1](torch.relu(self.layers[0](fixed)))
+        return functional.cross_entropy(hidden + fixed, labels)
+
+
+def test_costly_values_are_sent_even_if_they_depend_on_no_parameter() -> None:
+    graph = traced(Projected, {"features": torch.zeros(4, 64), "labels": torch.zeros(4, dtype=torch.long)})
+    relu = next(node.index for node in graph.nodes if node.operator == "aten.relu.default")
+    first, second = slice_graph(graph, (relu,))
+    assert not second.recomputed
+    assert [boundary.differentiable for boundary in first.sends] == [False, True]

@@ -89,6 +89,25 @@ def test_a_microbatch_of_one_sample_is_traced_as_such() -> None:
         assert torch.equal(loss, module(**tokens(1, length)))
 
 
+def test_sizes_that_vary_must_not_be_fixed_by_the_model() -> None:
+    def make() -> nn.Module:
+        return Failing(lambda features, linear: linear(features.reshape(2, 3, 8)).mean())
+
+    with pytest.raises(TraceError, match="dimension 0 of its input features is 6"):
+        traced(make, CORNERS)
+    built = source_of(make).build()
+    assert trace(built, CORNERS, {}).inputs[0][1].shape == (6, 8)
+
+
+def test_a_length_of_one_among_others() -> None:
+    torch.manual_seed(1)
+    graph = trace(source_of(small_gpt).build(), token_batch(1, 1), {"tokens": (1,), "targets": (1,)})
+    module = small_gpt()
+    for length in (1, 5):
+        loss, _ = interpret(graph, state_of(graph, module), tokens(1, length))
+        assert torch.equal(loss, module(**tokens(1, length)))
+
+
 def test_dropout_is_off_in_evaluation() -> None:
     torch.manual_seed(1)
     graph, module = gpt_graph(dropout=0.1), small_gpt(dropout=0.1).eval()
