@@ -12,10 +12,14 @@ import torch
 from atoll.protocol.errors import JobError
 
 _WIDTH = {"cpu": 256, "cuda": 2048, "mps": 1024}  # large enough to keep the device busy, small enough to end in a moment
-_ROWS = {"cpu": 512, "cuda": 4096, "mps": 2048}
+_ROWS = {
+    "cpu": 64,
+    "cuda": 4096,
+    "mps": 2048,
+}  # on the CPU a few milliseconds, less than the scheduler's slice on a busy machine
 _EXPANSION = 4  # as in the feed-forward part of a transformer
 _SECONDS = 0.3
-_FEWEST_REPETITIONS = 3
+_FEWEST_REPETITIONS = 10
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 
@@ -72,7 +76,7 @@ def measure(
 def flops_per_second(device: str, *, seconds: float = _SECONDS) -> float:
     """The best of several forward and backward passes: an interruption by another process makes one slow, not all."""
     kind = torch.device(device).type
-    width, rows = _WIDTH.get(kind, 256), _ROWS.get(kind, 512)
+    width, rows = _WIDTH.get(kind, 256), _ROWS.get(kind, 64)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(rows, width, generator=generator).to(device).requires_grad_()
     first = torch.randn(width * _EXPANSION, width, generator=generator).div_(width).to(device).requires_grad_()
