@@ -125,6 +125,7 @@ async def coordinated(
 ) -> AsyncIterator[Coordinated]:
     """A coordinator that waits for ``peers`` peers, and as many of them, named peer-0 and so on."""
     deadlines = settings.pop("deadlines", Deadlines(settle_seconds=0.05))
+    settings.setdefault("lease_seconds", 60.0)  # scripted peers do not renew theirs, and the machine may be busy
     chosen = CoordinatorSettings(
         job=job, listen="127.0.0.1:0", state=state, min_peers=min_peers or max(1, peers), deadlines=deadlines, **settings
     )

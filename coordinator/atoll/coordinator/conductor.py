@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from atoll.protocol.errors import AtollError, PlacementError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage
 from atoll.protocol.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
 
 
 class Conductor:
@@ -209,6 +212,7 @@ class Conductor:
 
     async def _tell(self, event: Event) -> None:
         if isinstance(event, PredictionEvent):
+            _log.info("%s %s: predicted %g, measured %g", event.what, event.peer, event.predicted, event.measured)
             write = self._folder.journal.write_prediction
             await self._offload.run(write, event.what, event.peer, self._step, event.predicted, event.measured)
         try:

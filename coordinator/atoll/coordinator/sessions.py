@@ -59,8 +59,8 @@ class Sessions:
             self._post(PeerJoined(offer=_offer(session.member)))
             reason = await session.run(context)
         finally:
-            self._forget(session)
-            self._post(PeerGone(peer=session.peer, reason=reason))
+            if self._forget(session):
+                self._post(PeerGone(peer=session.peer, reason=reason))
 
     def find(self, peer: PeerId) -> PeerSession | None:
         return self._sessions.get(peer)
@@ -105,6 +105,8 @@ class Sessions:
                 session.close("it did not take the end of the run")
 
     def _on_message(self, session: PeerSession, message: session_pb2.PeerMessage) -> None:
+        if self._sessions.get(session.peer) is not session:
+            return  # it is counted as gone; what it still says must not be taken for the words of a successor of its name
         member = session.member
         member.heard = time.monotonic()
         kind = message.WhichOneof("content")
@@ -119,17 +121,19 @@ class Sessions:
             self._on_measured(session.peer, message)
         event = translation.run_event(session.peer, message)
         if isinstance(event, PeerGone):
-            # Its name is free at once, and what it still says is nothing to us.
             session.close(event.reason)
             self._forget(session)
         self._post(event)
 
-    def _forget(self, session: PeerSession) -> None:
+    def _forget(self, session: PeerSession) -> bool:
+        """Free the peer's name; False when that was done already."""
         self.membership.remove(session.member)
-        if self._sessions.get(session.peer) is session:
+        known = self._sessions.get(session.peer) is session
+        if known:
             del self._sessions[session.peer]
         if not self._sessions:
             self._all_closed.set()
+        return known
 
 
 def _offer(member: Member) -> PeerOffer:

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from atoll.coordinator.events import Event
 from atoll.coordinator.run.journal import JOURNAL, Journal
+from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import AtollError, JobError, ResourceError
 from atoll.protocol.job import Job, dump_job
 
@@ -53,7 +54,10 @@ class StateFolder:
             raise
 
     def write_address(self, address: str) -> None:
-        """Say where the coordinator listens; readers see the whole file or none."""
+        """Say where the coordinator listens, for commands on this machine; readers see the whole file or none."""
+        listens = parse_address(address)
+        if listens.is_unspecified:
+            address = str(Address("::1" if ":" in listens.host else "127.0.0.1", listens.port))
         part = self.path / f"{ADDRESS}.part"
         try:
             part.write_text(json.dumps({"address": address, "pid": os.getpid()}) + "\n", encoding="utf-8")

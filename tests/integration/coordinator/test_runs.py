@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.coordinator.events import EvaluationEvent, LinkEvent, PeerEvent, PlanEvent, PredictionEvent, StepEvent
+from atoll.coordinator.events import EvaluationEvent, LinkEvent, PeerEvent, PlanEvent, PredictionEvent, StepEvent, VoidEvent
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.server import Coordinator, CoordinatorSettings
 from atoll.coordinator.state_folder import METRICS, WEIGHTS
+from atoll.peer.arrivals import MicrobatchInput
 from atoll.peer.session_values import ExitCode
+from atoll.peer.stage import Forwarded, Stage
 from atoll.protocol.errors import JobError, ResourceError
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.v1 import operator_pb2
@@ -162,3 +165,53 @@ async def test_a_full_disk_is_one_sentence_and_a_failed_run(tmp_path: Path) -> N
         connection.execute(f"PRAGMA max_page_count = {pages}")
         outcome = await run.ended()
     assert outcome.reason == f"the disk that holds {tmp_path / 'state'} is full: free some space or give another --state"
+
+
+async def test_a_nan_in_one_stage_voids_the_step_everywhere_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Stage.forward
+    poisoned: list[int] = []
+
+    def poison_once(self: Stage, microbatch: MicrobatchInput) -> Forwarded:
+        if self.graph.stage == 1 and microbatch.step == 2 and not poisoned:
+            poisoned.append(microbatch.index)
+            received = {value: tensor * float("nan") for value, tensor in microbatch.received.items()}
+            microbatch = dataclasses.replace(microbatch, received=received)
+        return forward(self, microbatch)
+
+    monkeypatch.setattr(Stage, "forward", poison_once)
+    job = tiny_job(tmp_path, options={"tied": False}, plan={"stages": 2})
+    async with coordinated(job, tmp_path / "state") as run:
+        assert (await run.ended()).finished
+    void = run.told(VoidEvent)[0]
+    assert (void.step, void.peer, void.stage) == (2, "peer-1", 1)
+    assert "stage 1" in void.reason
+    assert "at step 2" in void.reason
+    plain = train_plainly(job, tmp_path / "cache")
+    assert [event.loss for event in run.told(StepEvent)] == list(plain.losses)
+    weights = load_file(tmp_path / "state" / WEIGHTS)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.state.items())
+
+
+async def test_a_run_that_blows_up_ends_after_three_void_steps_and_says_why(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, optimizer={"name": "sgd", "learning_rate": 1e30}, clip_norm=None)
+    async with coordinated(job, tmp_path / "state") as run:
+        outcome = await run.ended()
+    assert "was void 3 times in a row, because of peer-" in outcome.reason
+    assert "lower training.optimizer.learning_rate" in outcome.reason
+    assert [event.step for event in run.told(VoidEvent)] == [2, 2, 2]
+
+
+async def test_a_killed_peer_ends_the_run_with_the_reason_and_a_spare_does_not(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, steps=10_000, plan={"stages": 2})
+    async with coordinated(job, tmp_path / "state", peers=3) as run:
+        await run.until_told(StepEvent, step=1)
+        run.kill("peer-2")
+        await run.until_told(PeerEvent, name="peer-2", state="lost")
+        seen = run.told(StepEvent)[-1].step
+        await run.until(lambda: run.told(StepEvent)[-1].step > seen)
+        run.kill("peer-1")
+        outcome = await run.ended()
+    assert outcome.reason.startswith("peer-1 (stage 1) was lost (its connection ")
+    assert "the weights of its stage with it" in outcome.reason

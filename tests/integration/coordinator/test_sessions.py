@@ -20,6 +20,7 @@ from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from support.coordinated import Coordinated, ScriptedPeer, coordinated, tiny_job
 
 SETTLE = 0.05
+SMALLEST = {"layers": 1}
 
 
 @asynccontextmanager
@@ -66,8 +67,11 @@ async def load(peers: list[ScriptedPeer], generation: int = 1) -> None:
 @asynccontextmanager
 async def with_peers(folder: Path, *names: str, **settings: Any) -> AsyncIterator[tuple[Coordinated, list[ScriptedPeer]]]:
     """A coordinator that waits for these scripted peers."""
-    settings = {"min_peers": len(names), "lease_seconds": 60.0, **settings}  # they do not renew their leases
-    async with coordinated(tiny_job(folder), folder / "state", peers=0, **settings) as run, scripted(run, *names) as peers:
+    settings = {"min_peers": len(names), **settings}
+    async with (
+        coordinated(tiny_job(folder, options=SMALLEST), folder / "state", peers=0, **settings) as run,
+        scripted(run, *names) as peers,
+    ):
         yield run, peers
 
 
@@ -86,12 +90,13 @@ async def test_a_peer_is_welcomed_with_the_name_of_the_run(tmp_path: Path) -> No
 
 
 async def test_refusals_say_what_to_do(tmp_path: Path) -> None:
-    async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0, min_peers=9) as run:
-        async with scripted(run, "a") as (a,), scripted(run, "a") as (twin,):
-            rejected = await twin.hears("rejected")
+    async with coordinated(tiny_job(tmp_path, options=SMALLEST), tmp_path / "state", peers=0, min_peers=9) as run:
+        async with scripted(run, "a") as (a,):
+            await a.hears("welcome")
+            async with scripted(run, "a") as (twin,):
+                rejected = await twin.hears("rejected")
             assert "a peer named a is in the run already" in rejected.reason
             assert "--name" in rejected.reason
-            assert await a.hears("welcome")
         async with scripted(run, "b", protocol_version=7, version="9.9") as (b,):
             reason = (await b.hears("rejected")).reason
             assert "speaks protocol 1" in reason
@@ -101,14 +106,17 @@ async def test_refusals_say_what_to_do(tmp_path: Path) -> None:
 
 
 async def test_a_session_must_begin_with_join(tmp_path: Path) -> None:
-    async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0) as run, open_channel(run.address) as channel:
+    async with (
+        coordinated(tiny_job(tmp_path, options=SMALLEST), tmp_path / "state", peers=0) as run,
+        open_channel(run.address) as channel,
+    ):
         call = session_pb2_grpc.CoordinatorStub(channel).Session()
         await call.write(session_pb2.PeerMessage(ready=session_pb2.Ready(generation=1)))
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_peer_that_breaks_the_protocol_is_lost_and_its_name_is_free(tmp_path: Path) -> None:
-    async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0, min_peers=9) as run:
+    async with coordinated(tiny_job(tmp_path, options=SMALLEST), tmp_path / "state", peers=0, min_peers=9) as run:
         async with scripted(run, "a") as (a,):
             await a.hears("welcome")
             a.say(join=session_pb2.Join(name="a"))
@@ -117,12 +125,16 @@ async def test_a_peer_that_breaks_the_protocol_is_lost_and_its_name_is_free(tmp_
             await again.hears("welcome")
 
 
-async def test_a_peer_that_leaves_is_not_lost(tmp_path: Path) -> None:
+async def test_a_peer_that_leaves_is_not_lost_and_its_name_is_free(tmp_path: Path) -> None:
     async with with_peers(tmp_path, "a", min_peers=9) as (run, (a,)):
         await a.hears("welcome")
         a.say(leave=session_pb2.Leave(reason="Ctrl+C"))
         assert (await run.until_told(PeerEvent, name="a", state="left")).reason == "Ctrl+C"
-        assert not [event for event in run.told(PeerEvent) if event.state == "lost"]
+        async with scripted(run, "a") as (again,):
+            await again.hears("welcome")
+            await run.until(lambda: a.closed)
+            assert [(peer.name, peer.state) for peer in run.coordinator.status().peers] == [("a", "joined")]
+        assert [event.state for event in run.told(PeerEvent)][:3] == ["joined", "left", "joined"]
 
 
 async def test_a_silent_peer_is_lost_when_its_lease_ends(tmp_path: Path) -> None:
@@ -230,7 +242,7 @@ async def test_a_peer_that_does_not_load_is_told_and_the_run_goes_on_without_it(
 
 
 async def test_a_model_that_does_not_fit_pauses_until_one_more_joins(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, optimizer={"name": "sgd"})
+    job = tiny_job(tmp_path, optimizer={"name": "sgd"}, options=SMALLEST)
     async with coordinated(job, tmp_path / "state", peers=0, min_peers=1) as run, scripted(run, "a", memory_bytes=150_000):
         assert "more memory needed" in (await run.until_told(PausedEvent)).reason
         await run.until_waiting("is paused: the model does not fit")

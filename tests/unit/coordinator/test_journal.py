@@ -118,6 +118,14 @@ def test_a_run_that_committed_nothing_makes_room(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.parametrize(("listens", "written"), [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7"), ("[::1]:7", "[::1]:7")])
+def test_the_address_can_be_dialled_from_this_machine(tmp_path: Path, listens: str, written: str) -> None:
+    folder = StateFolder.claim(tmp_path, make_job())
+    folder.write_address(listens)
+    assert json.loads((tmp_path / ADDRESS).read_text())["address"] == written
+    folder.close()
+
+
 def test_the_small_files(tmp_path: Path) -> None:
     folder = StateFolder.claim(tmp_path, make_job())
     folder.write_address("127.0.0.1:1234")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -441,3 +443,24 @@ def test_work_of_the_coordinator_that_fails_ends_the_run() -> None:
     swarm.give(WorkFailed(reason="the disk is full"))
     assert swarm.ended is not None
     assert swarm.ended.reason == "the disk is full"
+
+
+def test_the_machine_does_not_grow_with_the_steps() -> None:
+    swarm = make_swarm(steps=2000)
+    swarm.start("a", "b")
+
+    def train_until(step: int) -> int:
+        while swarm.machine.context.committed < step:
+            swarm.answer(0)
+            swarm.done.clear()
+            swarm.told.clear()
+            swarm.commits.clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        early = train_until(300)
+        assert train_until(1300) - early < 20_000
+    finally:
+        tracemalloc.stop()
