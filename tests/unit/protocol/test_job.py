@@ -186,7 +186,13 @@ def test_a_dumped_job_is_read_back_from_anywhere(tmp_path: Path, job_path: Path)
     (tmp_path / "x.npy").write_bytes(b"")
     arrays = "data={arrays: {images: x.npy, labels: x.npy}, validation: 0.1}"
     lengths = "data={random: {lengths: [3, 5]}, sequence_length: 8, validation: 0.1}"
-    for overrides in ([], [lengths], ["data.text=" + job_path.name], ["model={builtin: resnet}", arrays], ["network.compression=fp16"]):
+    for overrides in (
+        [],
+        [lengths],
+        ["data.text=" + job_path.name],
+        ["model={builtin: resnet}", arrays],
+        ["network.compression=fp16"],
+    ):
         job = load_job(job_path, overrides)
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         (tmp_path / "elsewhere" / "job.yaml").write_text(dump_job(job))
