@@ -117,7 +117,7 @@ def _sentence(details: ErrorDetails, path: tuple[str, ...], model: ModelType) ->
 def _unknown_key(path: tuple[str, ...], value: object, model: ModelType) -> str:
     *parents, wrong = path
     owner = model_at(tuple(parents), model)
-    known = list(owner.model_fields) if owner is not None else []
+    known = [field.alias or name for name, field in owner.model_fields.items()] if owner is not None else []
     found = f"unknown key (value {show(value)})"
     elsewhere = [other for other in key_paths(model) if other.rpartition(".")[2] == wrong]
     if elsewhere:
@@ -144,6 +144,8 @@ def _field_at(path: tuple[str, ...], model: ModelType) -> FieldInfo | None:
 def model_at(path: tuple[str, ...], model: ModelType) -> ModelType | None:
     """The model that describes the section at ``path``, or None when there is none."""
     for name in path:
+        if name.isdigit():  # an item of a list, whose kind the list's field says
+            continue
         field = model.model_fields.get(name)
         inner = next(_models_in(field.annotation), None) if field is not None else None
         if inner is None:

@@ -25,10 +25,15 @@ _Loader.add_implicit_resolver(
 
 def parse_job_text(text: str, source: str) -> dict[str, Any]:
     """The mapping that ``text`` holds; ``source`` names it in errors. Raises JobError."""
+    return parse_mapping(text, source, "a job", "has the keys model, data and training")
+
+
+def parse_mapping(text: str, source: str, kind: str, expected: str) -> dict[str, Any]:
+    """As :func:`parse_job_text` for a file of another ``kind``; ``expected`` says what it has. Raises JobError."""
     value = _parse(text, source)
     if not isinstance(value, dict):
-        found = "empty" if value is None else f"not a job but {show(value)}"
-        raise JobError("", f"{source} is {found}; a job has the keys model, data and training")
+        found = "empty" if value is None else f"not {kind} but {show(value)}"
+        raise JobError("", f"{source} is {found}; {kind} {expected}")
     return value
 
 
