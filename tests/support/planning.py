@@ -14,7 +14,7 @@ from atoll.coordinator.planning.cuts import Layout
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.planner import PlanRequest
 from atoll.coordinator.planning.prediction import Predictor
-from atoll.coordinator.planning.segments import PeerResources, Segments, StageMemory
+from atoll.coordinator.planning.segments import PeerOffer, Segments, StageMemory
 from atoll.protocol.ids import NodeIndex, PeerId
 
 MB = 1e6
@@ -58,11 +58,11 @@ def equal_segments(count: int, *, flops: float = 1e9, crossing: float = MB, weig
     return segments_of([flops] * count, [crossing] * (count - 1), [weights] * count, [MB] * count)
 
 
-def peers_of(flops: Sequence[float], memory: Sequence[float] | None = None) -> tuple[PeerResources, ...]:
+def peers_of(flops: Sequence[float], memory: Sequence[float] | None = None) -> tuple[PeerOffer, ...]:
     """Peers ``peer-00``, ``peer-01``, ... with plenty of memory by default."""
     room = memory or [1e12] * len(flops)
     return tuple(
-        PeerResources(name=PeerId(f"peer-{index:02d}"), flops_per_second=speed, memory_bytes=int(size))
+        PeerOffer(name=PeerId(f"peer-{index:02d}"), flops_per_second=speed, memory_bytes=int(size))
         for index, (speed, size) in enumerate(zip(flops, room, strict=True))
     )
 

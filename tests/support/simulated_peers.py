@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atoll.coordinator.events import Event, StageSummary
-from atoll.coordinator.planning.placement import PeerOffer
 from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import (
     BatchPrepared,
     GraphReady,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from atoll.coordinator import translation
 from atoll.coordinator.membership import Introduction, Member, Membership, Refusal
-from atoll.coordinator.planning.placement import PeerOffer
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent
 from atoll.coordinator.session import PeerSession, SessionContext
 from atoll.protocol.ids import Generation, PeerId

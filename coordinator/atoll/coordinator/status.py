@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.membership import Member, Membership
+from atoll.coordinator.planning.segments import natural_order
 from atoll.coordinator.run.machine import RunMachine
-from atoll.coordinator.run.roster import RosterEntry, natural_order
+from atoll.coordinator.run.roster import RosterEntry
 from atoll.coordinator.run.states import RunState
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2

@@ -14,8 +14,11 @@ import torch
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
-from atoll.coordinator.planning.placement import PeerOffer, PlacementRequest, Segments, place
+from atoll.coordinator.planning.costs import Constraints
+from atoll.coordinator.planning.network import build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
+from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
 from atoll.coordinator.tracing.segments import segments_of
@@ -58,16 +61,16 @@ class TracedModel:
     def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
         """Place the stages on ``peers``. Raises PlacementError."""
         wishes, training = self.job.plan, self.job.training
-        plan = place(
-            PlacementRequest(
-                segments=self.segments,
-                peers=tuple(peers),
-                num_microbatches=training.num_microbatches,
-                num_stages=None if wishes.stages == "auto" else wishes.stages,
-                in_flight=None if wishes.in_flight == "auto" else wishes.in_flight,
-                recompute=None if wishes.recompute == "auto" else wishes.recompute,
-            )
+        constraints = Constraints(
+            num_microbatches=training.num_microbatches,
+            num_stages=None if wishes.stages == "auto" else wishes.stages,
+            in_flight=None if wishes.in_flight == "auto" else wishes.in_flight,
+            recompute=None if wishes.recompute == "auto" else wishes.recompute,
         )
+        # Links between peers are not measured yet, so all count as equal.
+        network = build_network(peer.name for peer in peers)
+        request = PlanRequest(segments=self.segments, peers=tuple(peers), network=network, constraints=constraints)
+        plan = as_plan(plan_placement(request), self.segments)
         graphs = slice_graph(self.graph, plan.cuts, self.rehearsal.differentiable)
         return Proposal(plan=plan, graphs=graphs, summaries=tuple(map(_summary, graphs, plan.stages)))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.pipeline import Duplex
-from atoll.coordinator.planning.segments import RAW, CodecCost, PeerResources, Segments
+from atoll.coordinator.planning.segments import RAW, CodecCost, PeerOffer, Segments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class MemoryTable:
     microbatch: Matrix
 
 
-def peer_seconds(segments: Segments, peers: tuple[PeerResources, ...]) -> PeerSeconds:
+def peer_seconds(segments: Segments, peers: tuple[PeerOffer, ...]) -> PeerSeconds:
     """Computing time of each peer, measured or from its speed."""
     forward, backward = [], []
     for peer in peers:
@@ -107,7 +107,7 @@ def memory_table(segments: Segments) -> MemoryTable:
 
 
 def cost_table(
-    segments: Segments, peers: tuple[PeerResources, ...], network: Network, constraints: Constraints, memory: MemoryTable
+    segments: Segments, peers: tuple[PeerOffer, ...], network: Network, constraints: Constraints, memory: MemoryTable
 ) -> CostTable:
     """All costs of ``peers``, whose order is that of ``network``."""
     seconds = peer_seconds(segments, peers)
@@ -123,7 +123,7 @@ def cost_table(
     )
 
 
-def _compute(seconds: PeerSeconds, peers: tuple[PeerResources, ...]) -> Matrix:
+def _compute(seconds: PeerSeconds, peers: tuple[PeerOffer, ...]) -> Matrix:
     overhead = np.array([peer.overhead_seconds for peer in peers])[:, None, None]
     forward = seconds.forward[:, None, :] - seconds.forward[:, :, None] + overhead
     backward = seconds.backward[:, None, :] - seconds.backward[:, :, None] + overhead
@@ -132,7 +132,7 @@ def _compute(seconds: PeerSeconds, peers: tuple[PeerResources, ...]) -> Matrix:
     return np.stack([plain, np.where(empty, np.inf, plain + forward)])
 
 
-def _forbidden(segments: Segments, peers: tuple[PeerResources, ...], constraints: Constraints) -> Matrix:
+def _forbidden(segments: Segments, peers: tuple[PeerOffer, ...], constraints: Constraints) -> Matrix:
     """Infinite where a pin or the wish for trusted ends rules a stage out, zero elsewhere."""
     count = segments.num_segments + 1
     forbidden = np.zeros((len(peers), count, count))
@@ -146,12 +146,12 @@ def _forbidden(segments: Segments, peers: tuple[PeerResources, ...], constraints
     return forbidden
 
 
-def allowed_bytes(peer: PeerResources, constraints: Constraints) -> int:
+def allowed_bytes(peer: PeerOffer, constraints: Constraints) -> int:
     """How much of the peer's memory a plan may use."""
     return int(peer.memory_bytes * constraints.memory_share)
 
 
-def _held(memory: MemoryTable, peers: tuple[PeerResources, ...], constraints: Constraints) -> Matrix:
+def _held(memory: MemoryTable, peers: tuple[PeerOffer, ...], constraints: Constraints) -> Matrix:
     """How many microbatches may be in flight, 0 where a stage does not fit or is not wanted."""
     allowed = np.array([allowed_bytes(peer, constraints) for peer in peers], dtype=np.float64)[None, :, None, None]
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, build_network
 from atoll.coordinator.planning.quantities import parse_bytes, parse_flops, parse_rate, parse_seconds
-from atoll.coordinator.planning.segments import PeerResources
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job_errors import WrongValue, job_error, show, suggestion
@@ -179,10 +179,10 @@ def load_fleet(path: Path) -> Fleet:
     return parse_fleet(parse_mapping(text, f"the fleet file {str(path)!r}", "a fleet", "has the key peers, and maybe links"))
 
 
-def fleet_resources(fleet: Fleet) -> tuple[PeerResources, ...]:
+def fleet_resources(fleet: Fleet) -> tuple[PeerOffer, ...]:
     """The peers as the planner takes them."""
     return tuple(
-        PeerResources(
+        PeerOffer(
             name=PeerId(peer.name),
             flops_per_second=peer.flops_per_second,
             memory_bytes=int(peer.memory),

@@ -27,11 +27,16 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order; ``spares`` are the peers that got none."""
+    """Stages in order; ``spares`` are the peers that got none, ``why_spare`` says of each why.
+
+    ``step_seconds`` is what the simulator predicts, ``bottleneck`` a sentence about what holds the pipeline back.
+    """
 
     stages: tuple[StagePlan, ...]
     spares: tuple[PeerId, ...]
     step_seconds: float
+    why_spare: tuple[tuple[PeerId, str], ...] = ()
+    bottleneck: str = ""
 
     @property
     def cuts(self) -> tuple[NodeIndex, ...]:

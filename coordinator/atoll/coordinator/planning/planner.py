@@ -16,15 +16,16 @@ from atoll.coordinator.planning.costs import Constraints, MemoryTable, cost_tabl
 from atoll.coordinator.planning.cuts import Layout
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
+from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.prediction import LinkCodecs, Predictor
 from atoll.coordinator.planning.refusal import refuse
 from atoll.coordinator.planning.search import search
-from atoll.coordinator.planning.segments import PeerResources, Segments
+from atoll.coordinator.planning.segments import PeerOffer, Segments, natural_order
 from atoll.coordinator.planning.shortlist import SHORTLIST, shortlist
 from atoll.coordinator.planning.simulator import simulate
 from atoll.coordinator.planning.spares import Situation, Spare, explain_spares
 from atoll.protocol.errors import PlacementError
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import PeerId, StageIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +33,7 @@ class PlanRequest:
     """What is to be placed, on whom, under which constraints. ``network`` knows all ``peers``."""
 
     segments: Segments
-    peers: tuple[PeerResources, ...]
+    peers: tuple[PeerOffer, ...]
     network: Network
     constraints: Constraints
 
@@ -65,7 +66,7 @@ class Planned:
 
 def plan_placement(request: PlanRequest) -> Planned:
     """The best placement found. Raises PlacementError with a sentence that says what is missing, and how much."""
-    peers = tuple(sorted(request.peers, key=lambda peer: peer.name))
+    peers = tuple(sorted(request.peers, key=lambda peer: (natural_order(peer.name), peer.name)))
     _check_names(peers, request)
     network = request.network.select([peer.name for peer in peers])
     memory = memory_table(request.segments)
@@ -90,7 +91,7 @@ def plan_placement(request: PlanRequest) -> Planned:
     )
 
 
-def _predictor(request: PlanRequest, peers: tuple[PeerResources, ...], network: Network, memory: MemoryTable) -> Predictor:
+def _predictor(request: PlanRequest, peers: tuple[PeerOffer, ...], network: Network, memory: MemoryTable) -> Predictor:
     """Everything the search looks up, for all peers or, where these are very many, for the useful ones."""
     if len(peers) > SHORTLIST:
         chosen = shortlist(request.segments, peers, network, request.constraints, memory)
@@ -98,6 +99,31 @@ def _predictor(request: PlanRequest, peers: tuple[PeerResources, ...], network: 
         network = network.select([peer.name for peer in peers])
     table = cost_table(request.segments, peers, network, request.constraints, memory)
     return Predictor.of(request.segments, peers, network, request.constraints, memory, table)
+
+
+def as_plan(planned: Planned, segments: Segments) -> Plan:
+    """The decision as the run takes it, in nodes of the graph."""
+    stages = tuple(
+        StagePlan(
+            stage=StageIndex(index),
+            peer=stage.peer,
+            first=segments.positions[stage.first],
+            end=segments.positions[stage.end],
+            in_flight=stage.in_flight,
+            recompute=stage.recompute,
+            memory_bytes=stage.memory_bytes,
+            microbatch_seconds=stage.compute_seconds,
+            sent_bytes=int(segments.forward_bytes[stage.end]),
+        )
+        for index, stage in enumerate(planned.stages)
+    )
+    return Plan(
+        stages=stages,
+        spares=tuple(spare.peer for spare in planned.spares),
+        step_seconds=planned.step_seconds,
+        why_spare=tuple((spare.peer, spare.reason) for spare in planned.spares),
+        bottleneck=planned.bottleneck.sentence,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +154,7 @@ def plan_microbatch(options: Iterable[MicrobatchOption]) -> tuple[MicrobatchOpti
     return best
 
 
-def _check_names(peers: tuple[PeerResources, ...], request: PlanRequest) -> None:
+def _check_names(peers: tuple[PeerOffer, ...], request: PlanRequest) -> None:
     if not peers:
         raise PlacementError("no peer has joined; start one with atoll-peer join")
     names = [peer.name for peer in peers]

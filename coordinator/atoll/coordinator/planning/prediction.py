@@ -9,7 +9,7 @@ from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable
 from atoll.coordinator.planning.cuts import Layout, layout_pace
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Exchange, Link, Pipeline, StageTimes, Transfer
-from atoll.coordinator.planning.segments import CodecCost, PeerResources, Segments
+from atoll.coordinator.planning.segments import CodecCost, PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
 
 ACCUMULATE_SHARE = 0.5
@@ -29,7 +29,7 @@ class Predictor:
     """Predicts layouts of ``peers``. Peers, network and table are in the same order."""
 
     segments: Segments
-    peers: tuple[PeerResources, ...]
+    peers: tuple[PeerOffer, ...]
     network: Network
     constraints: Constraints
     memory: MemoryTable
@@ -40,7 +40,7 @@ class Predictor:
     def of(
         cls,
         segments: Segments,
-        peers: tuple[PeerResources, ...],
+        peers: tuple[PeerOffer, ...],
         network: Network,
         constraints: Constraints,
         memory: MemoryTable,

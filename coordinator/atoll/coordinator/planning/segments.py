@@ -6,6 +6,7 @@ stage is a range of segments, from position ``i`` to position ``j``. Costs are f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,9 +81,9 @@ class MeasuredSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerResources:
-    """What a peer can do. ``measured`` replaces the estimate from ``flops_per_second``; ``overhead_seconds`` is added to
-    each work.
+class PeerOffer:
+    """What a peer said of itself at joining, and what was measured of it. ``measured`` replaces the estimate from
+    ``flops_per_second``; ``overhead_seconds`` is added to each work.
 
     Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends.
     """
@@ -107,3 +108,8 @@ class CodecCost:
 
 
 RAW = CodecCost(name="raw")
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sorts ``peer-2`` before ``peer-10``."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", name)]

@@ -16,7 +16,7 @@ from atoll.coordinator.planning.costs import Constraints, MemoryTable, allowed_b
 from atoll.coordinator.planning.cuts import Indices
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.order import clusters, pair_seconds
-from atoll.coordinator.planning.segments import PeerResources, Segments
+from atoll.coordinator.planning.segments import PeerOffer, Segments
 
 SHORTLIST = 72
 _CLUSTERS = 4
@@ -26,7 +26,7 @@ _USUALLY_HELD = 4
 
 
 def shortlist(
-    segments: Segments, peers: tuple[PeerResources, ...], network: Network, constraints: Constraints, memory: MemoryTable
+    segments: Segments, peers: tuple[PeerOffer, ...], network: Network, constraints: Constraints, memory: MemoryTable
 ) -> tuple[int, ...]:
     """At most about ``SHORTLIST`` of ``peers``, as sorted indices; pinned peers and the best trusted ones are always among
     them."""
@@ -60,7 +60,7 @@ class _Shares:
     def __init__(
         self,
         segments: Segments,
-        peers: tuple[PeerResources, ...],
+        peers: tuple[PeerOffer, ...],
         network: Network,
         constraints: Constraints,
         memory: MemoryTable,

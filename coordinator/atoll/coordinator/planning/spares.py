@@ -10,7 +10,7 @@ from atoll.coordinator.planning.costs import Constraints, MemoryTable, allowed_b
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline
 from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
-from atoll.coordinator.planning.segments import PeerResources, Segments
+from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.protocol.ids import PeerId
 
 
@@ -28,7 +28,7 @@ class Situation:
     """What was planned for; ``peers`` and ``network`` in the same order."""
 
     segments: Segments
-    peers: tuple[PeerResources, ...]
+    peers: tuple[PeerOffer, ...]
     network: Network
     constraints: Constraints
     memory: MemoryTable

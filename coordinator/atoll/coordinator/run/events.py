@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from atoll.coordinator.events import StageSummary
-from atoll.coordinator.planning.placement import PeerOffer
 from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
 
 

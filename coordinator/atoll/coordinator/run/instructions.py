@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from atoll.coordinator.events import Event
-from atoll.coordinator.planning.placement import PeerOffer
 from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import StorePurpose
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 

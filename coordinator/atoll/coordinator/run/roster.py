@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.coordinator.events import PeerEvent
-from atoll.coordinator.planning.placement import PeerOffer
 from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.planning.segments import PeerOffer, natural_order
 from atoll.protocol.ids import PeerId
 
 REMEMBERED_GONE = 32
@@ -100,11 +99,11 @@ class Roster:
 
     def assign(self, plan: Plan) -> list[PeerEvent]:
         """The plan's peers load, the others are spares."""
-        events = []
+        events, reasons = [], dict(plan.why_spare)
         for name, entry in self._entries.items():
             if entry.state.present:
                 state = PeerState.LOADING if name in plan.peers else PeerState.SPARE
-                events += self.change(name, state)
+                events += self.change(name, state, reasons.get(name, ""))
         return events
 
     def release(self) -> None:
@@ -112,11 +111,6 @@ class Roster:
         for entry in self._entries.values():
             if entry.state.present:
                 entry.state, entry.reason = PeerState.JOINED, ""
-
-
-def natural_order(name: str) -> list[tuple[int, str]]:
-    """Sorts ``peer-2`` before ``peer-10``."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:

@@ -6,11 +6,14 @@ it holds what it received and sends, and what autograd saved.
 
 from __future__ import annotations
 
-from atoll.coordinator.planning.placement import StageMemory
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from atoll.coordinator.planning.segments import StageMemory
 from atoll.coordinator.tracing.cuts import crossing_values
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.rehearsal import Rehearsal
-from atoll.protocol.graph import BufferReference, InputReference, Node, ParameterReference, ValueReference
+from atoll.protocol.graph import BufferReference, InputReference, ParameterReference, Reference, ValueReference
 
 _OPTIMIZER_COPIES = {"adamw": 2, "sgd": 0}
 _WORKSPACE_COPIES = 3
@@ -22,12 +25,12 @@ class MemoryModel:
 
     def __init__(self, rehearsal: Rehearsal, flow: Dataflow, optimizer: str, momentum: float = 0.0) -> None:
         graph = rehearsal.graph
-        self._nodes = graph.nodes
-        self._costs = rehearsal.costs
+        self.nodes = graph.nodes
+        self.costs = rehearsal.costs
         self._bindings = dict(graph.example)
         self._parameters = {spec.name: spec for spec in graph.parameters}
-        self._buffers = {spec.name: _bytes(spec.shape) * spec.dtype.itemsize for spec in graph.buffers}
-        self._inputs = {name: spec.num_bytes(self._bindings) for name, spec in graph.inputs}
+        self.buffers = {spec.name: _bytes(spec.shape) * spec.dtype.itemsize for spec in graph.buffers}
+        self.inputs = {name: spec.num_bytes(self._bindings) for name, spec in graph.inputs}
         self._optimizer_copies = 1 if optimizer == "sgd" and momentum else _OPTIMIZER_COPIES[optimizer]
         self._uses: dict[str, int] = {}
         for node in graph.nodes:
@@ -40,35 +43,96 @@ class MemoryModel:
 
     def need(self, first: int, end: int, *, recompute: bool) -> StageMemory:
         """The need of a stage with the nodes from ``first`` up to ``end``."""
-        nodes = self._nodes[first:end]
-        costs = self._costs[first:end]
+        tally = _Tally(self)
+        tally.add(first, end)
+        return tally.need(*self._crossing_bytes(first, end), recompute)
+
+    def between(self, positions: Sequence[int]) -> Callable[[int, int, bool], StageMemory]:
+        """``memory(i, j, recompute)`` for stages from position number ``i`` to ``j``; all are worked out at the first call."""
+        return _RangeMemory(self, tuple(positions))
+
+    def parameter_bytes(self, name: str) -> int:
+        """A parameter with a gradient for each of its uses and the optimizer's state."""
+        spec = self._parameters[name]
+        copies = 1 + self._uses[name] + self._optimizer_copies if spec.trainable else 1
+        return copies * spec.num_bytes
+
+    def all_needs(self, positions: Sequence[int]) -> dict[tuple[int, int, bool], StageMemory]:
+        """The need of every range between two of ``positions``, by their numbers. Each range grows from the one before."""
+        needs = {}
+        spanning = [entry for entry in self._crossing if _spans(entry[0], entry[1], positions)]
+        for start, first in enumerate(positions[:-1]):
+            received = sum(size for made, last, size in spanning if made < first <= last)
+            made_here = [entry for entry in spanning if entry[0] >= first]
+            tally = _Tally(self)
+            for stop in range(start + 1, len(positions)):
+                tally.add(positions[stop - 1], positions[stop])
+                sent = sum(size for made, last, size in made_here if made < positions[stop] <= last)
+                for recompute in (False, True):
+                    needs[start, stop, recompute] = tally.need(received, sent, recompute)
+        return needs
+
+    def _crossing_bytes(self, first: int, end: int) -> tuple[int, int]:
+        """What a stage receives and sends for one microbatch."""
         received = sum(size for made, last, size in self._crossing if made < first <= last)
         sent = sum(size for made, last, size in self._crossing if first <= made < end <= last)
-        saved: dict[int, int] = {}
-        for cost in costs:
-            saved.update(cost.saved)
-        largest = max((cost.output_bytes for cost in costs), default=0)
-        state, inputs = self._state_bytes(nodes)
-        activations = sum(saved.values())
-        moving = 2 * (received + sent) + inputs
-        workspace = _WORKSPACE_COPIES * largest + (activations if recompute else 0)
-        return StageMemory(fixed_bytes=state + workspace, microbatch_bytes=moving if recompute else moving + activations)
+        return received, sent
 
-    def _state_bytes(self, nodes: tuple[Node, ...]) -> tuple[int, int]:
-        """(weights, gradients and optimizer state; batch inputs) of ``nodes``."""
-        held = {reference for node in nodes for reference in node.references() if not isinstance(reference, ValueReference)}
-        state = inputs = 0
-        for reference in held:
-            if isinstance(reference, ParameterReference):
-                spec = self._parameters[reference.name]
-                gradients = self._uses[reference.name] if spec.trainable else 0
-                copies = 1 + gradients + (self._optimizer_copies if spec.trainable else 0)
-                state += copies * spec.num_bytes
-            elif isinstance(reference, BufferReference):
-                state += 2 * self._buffers[reference.name]
-            elif isinstance(reference, InputReference):
-                inputs += self._inputs[reference.name]
-        return state, inputs
+
+class _Tally:
+    """What a growing range of nodes holds, counted once each."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self._model = model
+        self._saved: dict[int, int] = {}
+        self._held: set[Reference] = set()
+        self._activations = self._largest = self._state = self._inputs = 0
+
+    def add(self, first: int, end: int) -> None:
+        """The nodes from ``first`` up to ``end`` belong to the range as well."""
+        for cost in self._model.costs[first:end]:
+            for number, size in cost.saved.items():
+                self._activations += size - self._saved.get(number, 0)
+                self._saved[number] = size
+            self._largest = max(self._largest, cost.output_bytes)
+        for node in self._model.nodes[first:end]:
+            for reference in node.references():
+                if not isinstance(reference, ValueReference) and reference not in self._held:
+                    self._held.add(reference)
+                    self._hold(reference)
+
+    def need(self, received: int, sent: int, recompute: bool) -> StageMemory:
+        activations = self._activations
+        moving = 2 * (received + sent) + self._inputs
+        workspace = _WORKSPACE_COPIES * self._largest + (activations if recompute else 0)
+        return StageMemory(fixed_bytes=self._state + workspace, microbatch_bytes=moving if recompute else moving + activations)
+
+    def _hold(self, reference: Reference) -> None:
+        """Weights with gradients and optimizer state, buffers with their working copy, batch inputs."""
+        if isinstance(reference, ParameterReference):
+            self._state += self._model.parameter_bytes(reference.name)
+        elif isinstance(reference, BufferReference):
+            self._state += 2 * self._model.buffers[reference.name]
+        elif isinstance(reference, InputReference):
+            self._inputs += self._model.inputs[reference.name]
+
+
+class _RangeMemory:
+    def __init__(self, model: MemoryModel, positions: tuple[int, ...]) -> None:
+        self._model = model
+        self._positions = positions
+        self._needs: dict[tuple[int, int, bool], StageMemory] = {}
+
+    def __call__(self, first: int, end: int, recompute: bool) -> StageMemory:
+        if not self._needs:
+            self._needs = self._model.all_needs(self._positions)
+        return self._needs[first, end, recompute]
+
+
+def _spans(made: int, last: int, positions: Sequence[int]) -> bool:
+    """Whether a value that node ``made`` makes and node ``last`` is the last to use crosses a cut at one of ``positions``."""
+    after = bisect_right(positions, made)
+    return after < len(positions) and positions[after] <= last
 
 
 def _bytes(shape: tuple[int, ...]) -> int:
