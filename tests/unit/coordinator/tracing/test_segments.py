@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional
 
 from atoll.coordinator.models.gpt import GPT
 from atoll.coordinator.tracing.cuts import legal_cuts, module_range, narrow_cuts
+from atoll.coordinator.tracing.dataflow import Dataflow
+from atoll.coordinator.tracing.memory import MemoryModel
 from atoll.coordinator.tracing.rehearsal import rehearse
 from atoll.coordinator.tracing.segments import segments_of
 from atoll.coordinator.tracing.slicing import slice_graph
@@ -117,11 +120,42 @@ def test_memory_of_a_stage() -> None:
 
 
 def test_work_and_bytes_line_up_with_positions() -> None:
-    segments = segments_of(rehearse(resnet_graph()), optimizer="sgd", momentum=0.9)
-    assert len(segments.positions) == len(segments.flops) == len(segments.crossing_bytes)
-    assert list(segments.flops) == sorted(segments.flops)
+    rehearsal = rehearse(resnet_graph())
+    segments = segments_of(rehearsal, optimizer="sgd", momentum=0.9)
+    for sums in (segments.forward_flops, segments.backward_flops, segments.parameter_bytes):
+        assert len(sums) == len(segments.positions)
+        assert list(sums) == sorted(sums)
     assert segments.positions[0] == 0
     assert segments.positions[-1] == len(resnet_graph().nodes)
+    assert segments.forward_bytes[1:-1] == segments.backward_bytes[1:-1]
+    assert 1.5 * segments.forward_flops[-1] < segments.backward_flops[-1] <= 2.0 * segments.forward_flops[-1]
+    assert segments.parameter_bytes[-1] == sum(spec.num_bytes for spec in rehearsal.graph.parameters)
+
+
+def test_values_without_a_gradient_do_not_come_back() -> None:
+    graph = gpt_graph()
+    segments = segments_of(rehearse(graph), optimizer="adamw")
+    assert all(back <= there for there, back in zip(segments.forward_bytes, segments.backward_bytes, strict=True))
+    assert max(segments.backward_bytes) > 0
+
+
+def test_parameters_of_several_segments_are_told() -> None:
+    graph = gpt_graph()
+    (tied,) = segments_of(rehearse(graph), optimizer="adamw").shared
+    assert tied.segments[0] == 0
+    assert len(tied.segments) == 2
+    assert tied.num_bytes == graph.parameters[0].num_bytes
+
+
+def test_the_memory_of_all_ranges_is_that_of_each() -> None:
+    graph = gpt_graph()
+    rehearsal = rehearse(graph)
+    segments = segments_of(rehearsal, optimizer="adamw")
+    model = MemoryModel(rehearsal, Dataflow(graph), "adamw")
+    for first, end in combinations(range(len(segments.positions)), 2):
+        for recompute in (False, True):
+            alone = model.need(segments.positions[first], segments.positions[end], recompute=recompute)
+            assert segments.memory(first, end, recompute) == alone
 
 
 def test_a_part_is_named_by_its_first_and_last_module() -> None:
