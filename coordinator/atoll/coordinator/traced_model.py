@@ -15,7 +15,7 @@ from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
 from atoll.coordinator.planning.costs import Constraints
-from atoll.coordinator.planning.network import build_network
+from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
 from atoll.coordinator.planning.segments import PeerOffer, Segments
@@ -58,19 +58,24 @@ class TracedModel:
         """The trained parameters, in the graph's order."""
         return tuple(spec.name for spec in self.graph.parameters if spec.trainable)
 
-    def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
-        """Place the stages on ``peers``. Raises PlacementError."""
-        wishes, training = self.job.plan, self.job.training
+    def request(self, peers: Sequence[PeerOffer], network: Network | None = None) -> PlanRequest:
+        """What is to be planned for ``peers``. Without a network, links count as equal."""
+        wishes = self.job.plan
         constraints = Constraints(
-            num_microbatches=training.num_microbatches,
+            num_microbatches=self.job.training.num_microbatches,
             num_stages=None if wishes.stages == "auto" else wishes.stages,
             in_flight=None if wishes.in_flight == "auto" else wishes.in_flight,
             recompute=None if wishes.recompute == "auto" else wishes.recompute,
         )
-        # Links between peers are not measured yet, so all count as equal.
-        network = build_network(peer.name for peer in peers)
-        request = PlanRequest(segments=self.segments, peers=tuple(peers), network=network, constraints=constraints)
-        plan = as_plan(plan_placement(request), self.segments)
+        links = build_network(peer.name for peer in peers) if network is None else network
+        return PlanRequest(segments=self.segments, peers=tuple(peers), network=links, constraints=constraints)
+
+    def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
+        """Place the stages on ``peers``. Raises PlacementError."""
+        return self.sliced(as_plan(plan_placement(self.request(peers)), self.segments))
+
+    def sliced(self, plan: Plan) -> Proposal:
+        """``plan`` with the graphs of its stages."""
         graphs = slice_graph(self.graph, plan.cuts, self.rehearsal.differentiable)
         return Proposal(plan=plan, graphs=graphs, summaries=tuple(map(_summary, graphs, plan.stages)))
 

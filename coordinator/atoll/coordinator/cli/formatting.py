@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _COUNT_UNITS = ("", " K", " M", " G", " T")
 
@@ -21,6 +23,17 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def seconds(value: float) -> str:
+    """``1.25 s``, ``40 ms``: how long one thing takes."""
+    return f"{value:.3g} s" if value >= 1.0 else f"{value * 1e3:.3g} ms"
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines with the columns of ``rows`` below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _scaled(value: float, step: float, units: tuple[str, ...], separator: str) -> str:

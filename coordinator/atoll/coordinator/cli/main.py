@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from atoll.coordinator.cli import finished, run, status, swarm
+from atoll.coordinator.cli import finished, plan, run, status, swarm
 from atoll.coordinator.cli.exits import exit_with
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("swarm")(swarm.command)
 app.command("run")(run.command)
+app.command("plan")(plan.command)
 app.command("status")(status.status)
 app.command("peers")(status.peers)
 app.command("stop")(status.stop)

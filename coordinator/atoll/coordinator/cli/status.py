@@ -29,7 +29,7 @@ Reply = TypeVar("Reply")
 
 def status(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
     """Shows how a run stands, and whom it waits for."""
-    reply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    reply = ask_status(target, state)
     if as_json:
         rows = [as_dict(peer) for peer in reply.peers]
         print(json.dumps({"event": "status", **as_dict(reply), "peers": rows}))
@@ -39,7 +39,7 @@ def status(target: Target = None, state: ExistingState = None, as_json: AsJson =
 
 def peers(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
     """Lists the peers of a run, what they hold and what they do."""
-    reply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    reply = ask_status(target, state)
     lines = [json.dumps({"event": "peer", **as_dict(peer)}) for peer in reply.peers] if as_json else peer_lines(reply)
     print("\n".join(lines or ["no peer has joined"] * (not as_json)))
 
@@ -78,6 +78,12 @@ def _exported(target: str | None, state: Path | None) -> tuple[Path, int]:
     return Path(reply.path), reply.step
 
 
+def ask_status(target: str | None, state: Path | None = None) -> StatusReply:
+    """How the run at ``target`` stands. Raises UsageError or SessionError."""
+    reply: StatusReply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    return reply
+
+
 def status_lines(reply: StatusReply) -> list[str]:
     """The run in two or three lines."""
     lines = [f"{reply.run}: {reply.state} for {formatting.duration(reply.state_seconds)}, plan {reply.generation}"]
@@ -91,10 +97,7 @@ def status_lines(reply: StatusReply) -> list[str]:
 
 def peer_lines(reply: StatusReply) -> list[str]:
     """A table with a row for each peer; empty without peers."""
-    rows = [PEER_COLUMNS, *(_peer_row(peer) for peer in reply.peers)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(PEER_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return lines if reply.peers else []
+    return formatting.table([PEER_COLUMNS, *(_peer_row(peer) for peer in reply.peers)]) if reply.peers else []
 
 
 def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str]:

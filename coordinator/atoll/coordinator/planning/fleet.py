@@ -179,7 +179,7 @@ def load_fleet(path: Path) -> Fleet:
     return parse_fleet(parse_mapping(text, f"the fleet file {str(path)!r}", "a fleet", "has the key peers, and maybe links"))
 
 
-def fleet_resources(fleet: Fleet) -> tuple[PeerOffer, ...]:
+def fleet_offers(fleet: Fleet) -> tuple[PeerOffer, ...]:
     """The peers as the planner takes them."""
     return tuple(
         PeerOffer(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.coordinator.planning.fleet import FLOPS_PER_THREAD, fleet_network, fleet_resources, load_fleet, parse_fleet
+from atoll.coordinator.planning.fleet import FLOPS_PER_THREAD, fleet_network, fleet_offers, load_fleet, parse_fleet
 from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.protocol.errors import JobError
 
@@ -30,7 +30,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_a_fleet_says_what_peers_and_links_can_do(tmp_path: Path) -> None:
     fleet = load_fleet(written(tmp_path, EXAMPLE))
-    attic, lab = fleet_resources(fleet)
+    attic, lab = fleet_offers(fleet)
     assert (attic.name, attic.flops_per_second, attic.memory_bytes, attic.trusted) == (
         "attic",
         4 * FLOPS_PER_THREAD,

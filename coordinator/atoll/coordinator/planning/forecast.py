@@ -1,0 +1,159 @@
+"""What a plan means for each peer, and what a change to the swarm would bring. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from atoll.coordinator.planning.costs import allowed_bytes
+from atoll.coordinator.planning.network import Matrix, Network
+from atoll.coordinator.planning.planner import Planned, PlanRequest, plan_placement
+from atoll.coordinator.planning.quantities import format_seconds
+from atoll.protocol.errors import PlacementError
+from atoll.protocol.ids import PeerId
+
+NOTICEABLE = 0.01
+"""A smaller change of the step is called none."""
+FASTER = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageForecast:
+    """One stage's share of a step: what its peer is busy with, holds, sends and receives."""
+
+    peer: PeerId
+    busy_share: float
+    memory_bytes: int
+    allowed_bytes: int
+    sent_bytes: float
+    received_bytes: float
+    estimated_link: bool
+    """Whether the rate of its link to the next stage, in one direction at least, is an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A change to the swarm and the step that would then be planned."""
+
+    change: str
+    step_seconds: float
+    sentence: str
+
+
+def forecast(request: PlanRequest, planned: Planned) -> tuple[StageForecast, ...]:
+    """One for each stage."""
+    offers = {offer.name: offer for offer in request.peers}
+    place = {name: index for index, name in enumerate(request.network.names)}
+    sent, received = _traffic(planned)
+    peers = [stage.peer for stage in planned.stages]
+    forecasts = []
+    for index, stage in enumerate(planned.stages):
+        onward = place[peers[index + 1]] if index + 1 < len(peers) else None
+        own, estimated = place[stage.peer], request.network.estimated
+        forecasts.append(
+            StageForecast(
+                peer=stage.peer,
+                busy_share=planned.simulation.compute_seconds[index] / planned.step_seconds,
+                memory_bytes=stage.memory_bytes,
+                allowed_bytes=allowed_bytes(offers[stage.peer], request.constraints),
+                sent_bytes=sent[index],
+                received_bytes=received[index],
+                estimated_link=onward is not None and bool(estimated[own, onward] or estimated[onward, own]),
+            )
+        )
+    return tuple(forecasts)
+
+
+def _traffic(planned: Planned) -> tuple[list[float], list[float]]:
+    """Bytes that each stage sends and receives in a step."""
+    count = planned.pipeline.num_microbatches
+    sent, received = [0.0] * len(planned.stages), [0.0] * len(planned.stages)
+    for index, link in enumerate(planned.pipeline.links):
+        sent[index] += count * link.forward.num_bytes
+        received[index + 1] += count * link.forward.num_bytes
+        sent[index + 1] += count * link.backward.num_bytes
+        received[index] += count * link.backward.num_bytes
+    for exchange in planned.pipeline.exchanges:
+        sent[exchange.source] += exchange.transfer.num_bytes
+        received[exchange.target] += exchange.transfer.num_bytes
+    return sent, received
+
+
+def what_if(request: PlanRequest, planned: Planned) -> tuple[WhatIf, ...]:
+    """One more peer like a typical one of the plan; the busiest link twice as fast."""
+    changes = [_one_more_peer(request, planned)]
+    faster = _faster_link(request, planned)
+    if faster is not None:
+        changes.append(faster)
+    results = []
+    for change, changed in changes:
+        try:
+            step_seconds = plan_placement(changed).step_seconds
+        except PlacementError:
+            continue
+        # The search may miss what is no worse than before.
+        step_seconds = min(step_seconds, planned.step_seconds)
+        results.append(WhatIf(change=change, step_seconds=step_seconds, sentence=_compare(change, step_seconds, planned)))
+    return tuple(results)
+
+
+def _compare(change: str, step_seconds: float, planned: Planned) -> str:
+    gain = 1.0 - step_seconds / planned.step_seconds
+    if gain < NOTICEABLE:
+        return f"{change}: no faster"
+    return f"{change}: {format_seconds(step_seconds)} a step, {gain:.0%} less"
+
+
+def _one_more_peer(request: PlanRequest, planned: Planned) -> tuple[str, PlanRequest]:
+    used = [offer for offer in request.peers if offer.name in {stage.peer for stage in planned.stages}]
+    typical = sorted(used, key=lambda offer: (offer.flops_per_second, offer.name))[len(used) // 2]
+    twin = replace(typical, name=PeerId(f"{typical.name} (another)"))
+    network = _with_twin(request.network, typical.name, twin.name)
+    return f"one more peer like {typical.name}", replace(request, peers=(*request.peers, twin), network=network)
+
+
+def _with_twin(network: Network, name: PeerId, twin: PeerId) -> Network:
+    """The network with ``twin``, whose links are those of ``name``; between the two the best that ``name`` has."""
+    own = network.names.index(name)
+    others = [index for index in range(len(network.names)) if index != own]
+    order = np.array([*range(len(network.names)), own])
+    pairs = np.ix_(order, order)
+
+    def grown(matrix: Matrix, between: float, itself: float) -> Matrix:
+        larger: Matrix = matrix[pairs]
+        larger[own, -1] = larger[-1, own] = between
+        larger[-1, -1] = itself
+        return larger
+
+    best = float(network.rate[own, others].max()) if others else 125e6
+    nearest = float(network.latency[own, others].min()) if others else 0.0005
+    estimated = network.estimated[pairs]
+    estimated[-1, :] = estimated[:, -1] = True
+    return Network(
+        names=(*network.names, twin),
+        rate=grown(network.rate, best, np.inf),
+        latency=grown(network.latency, nearest, 0.0),
+        upload=network.upload[order],
+        download=network.download[order],
+        estimated=estimated,
+    )
+
+
+def _faster_link(request: PlanRequest, planned: Planned) -> tuple[str, PlanRequest] | None:
+    """The link that is busy for longest, and the lines at its ends, at twice the rate."""
+    busy = planned.simulation.sent_seconds
+    if not busy:
+        return None
+    index = max(range(len(busy)), key=lambda number: max(busy[number]))
+    names = planned.stages[index].peer, planned.stages[index + 1].peer
+    ends = [request.network.names.index(name) for name in names]
+    rate, upload, download = (
+        matrix.copy() for matrix in (request.network.rate, request.network.upload, request.network.download)
+    )
+    for one, other in (ends, ends[::-1]):
+        rate[one, other] *= FASTER
+    upload[ends] *= FASTER
+    download[ends] *= FASTER
+    network = replace(request.network, rate=rate, upload=upload, download=download)
+    return f"twice the bandwidth between {names[0]} and {names[1]}", replace(request, network=network)

@@ -1,0 +1,109 @@
+"""`atoll plan`: from job and fleet file to a table, a picture and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from atoll.coordinator.cli import plan
+from atoll.coordinator.cli.exits import UsageError
+from atoll.coordinator.cli.timeline import COLOURS, timeline
+from atoll.coordinator.planning.pipeline import Link, Pipeline, StageTimes, Transfer, WorkKind
+from atoll.coordinator.planning.simulator import simulate
+from atoll.protocol.errors import JobError, PlacementError
+
+JOB = """
+model: {builtin: gpt, options: {layers: 4, width: 32, heads: 2, context: 16, vocabulary: 64}}
+data: {random: {kind: tokens, vocabulary: 64}, sequence_length: 16}
+training: {steps: 1, batch: 8, microbatch: 2}
+"""
+FLEET = """
+peers:
+  - {name: attic, threads: 2, memory: 4GiB}
+  - {name: cellar, threads: 2, memory: 4GiB}
+  - {name: moon, flops: 1k, memory: 4GiB}
+links:
+  - {between: [attic, cellar], bandwidth: 10Gbps, rtt: 0.1ms}
+"""
+SVG = "{http://www.w3.org/2000/svg}"
+
+app = typer.Typer()
+app.command()(plan.command)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    return "job.yaml", "fleet.yaml"
+
+
+def test_people_get_a_table_and_a_picture(files: tuple[str, str]) -> None:
+    job, fleet = files
+    result = CliRunner().invoke(app, [job, "--fleet", fleet, "--set", "plan.stages=2"], catch_exceptions=False)
+    table, _, rest = result.output.partition("\n\n")
+    rows = [line.split()[:2] for line in table.splitlines()]
+    assert rows[0] == ["stage", "peer"]
+    assert sorted(row[1] for row in rows[1:]) == ["attic", "cellar"]
+    assert "predicted " in rest
+    assert "tokens/s" in rest
+    assert "bottleneck " in rest
+    assert "one more peer like " in rest
+    assert "moon: even the smallest part of the model takes it" in rest
+    assert "a picture of the step is in plan.svg" in rest
+    root = ElementTree.parse("plan.svg").getroot()
+    assert any("attic" in (text.text or "") for text in root.iter(f"{SVG}text"))
+
+
+def test_scripts_get_the_event_of_a_plan(files: tuple[str, str]) -> None:
+    job, fleet = files
+    result = CliRunner().invoke(app, [job, "--fleet", fleet, "--json"], catch_exceptions=False)
+    answer = json.loads(result.stdout)
+    assert answer["event"] == "plan"
+    assert answer["predicted_tokens_per_second"] == pytest.approx(8 * 16 / answer["predicted_step_seconds"])
+    first = answer["stages"][0]
+    assert {"stage", "peers", "first", "last", "parameters", "predicted_memory_bytes"} <= set(first)
+    assert first["predicted_memory_bytes"] <= first["allowed_memory_bytes"]
+    assert "moon" in {spare["name"] for spare in answer["spares"]}
+    assert answer["bottleneck"]["sentence"]
+    assert not Path("plan.svg").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--fleet", "fleet.yaml", "--against", "127.0.0.1:1"]])
+def test_peers_come_from_one_place(files: tuple[str, str], flags: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"give the peers with either --fleet FLEET.yaml or --against HOST:PORT"):
+        CliRunner().invoke(app, [files[0], *flags], catch_exceptions=False)
+
+
+def test_mistakes_are_sentences(files: tuple[str, str]) -> None:
+    job, fleet = files
+    with pytest.raises(JobError, match=r"cannot read the fleet file 'none.yaml'"):
+        CliRunner().invoke(app, [job, "--fleet", "none.yaml"], catch_exceptions=False)
+    Path(fleet).write_text("peers: [{name: attic, threads: 1, memory: 1MB}]")
+    with pytest.raises(PlacementError, match="the model does not fit"):
+        CliRunner().invoke(app, [job, "--fleet", fleet], catch_exceptions=False)
+
+
+def test_the_picture_has_a_bar_for_each_work() -> None:
+    stage = StageTimes(forward_seconds=1.0, backward_seconds=1.0, accumulate_seconds=1.0, update_seconds=0.5, in_flight=2)
+    crossing = Transfer(num_bytes=1.0, bytes_per_second=10.0)
+    pipeline = Pipeline(stages=(stage,) * 2, links=(Link(forward=crossing, backward=crossing),), num_microbatches=3)
+    root = ElementTree.fromstring(timeline(["a <b>", "c"], simulate(pipeline, record=True), "a & b"))
+    bars = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    counted = {kind: sum(bar.get("fill") == colour for bar in bars) for kind, colour in COLOURS.items()}
+    assert counted == {
+        WorkKind.FORWARD: 6,
+        WorkKind.BACKWARD: 6,
+        WorkKind.ACCUMULATE: 6,
+        WorkKind.UPDATE: 2,
+        WorkKind.SEND_FORWARD: 3,
+        WorkKind.SEND_BACKWARD: 3,
+        WorkKind.EXCHANGE: 0,
+    }
+    assert {"a <b>", "a & b"} <= {text.text for text in root.iter(f"{SVG}text")}
