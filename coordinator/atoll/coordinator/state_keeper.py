@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from atoll.coordinator import transfer
 from atoll.coordinator.first_values import FirstValues, held_specs
 from atoll.coordinator.offload import Offload
-from atoll.coordinator.run.events import RunEvent, StateArrived, WorkFailed
+from atoll.coordinator.run.events import RunEvent, StateMoved, WorkFailed
 from atoll.coordinator.weights import WeightsFile, WeightsLayout, state_specs
 from atoll.protocol.errors import ResourceError, RunFailed
 from atoll.protocol.graph import OpGraph, StageGraph
@@ -87,7 +87,13 @@ class StateKeeper:
             source=StageIndex(0),
             target=StageIndex(0),
         )
-        await transfer.stream_state(context, key, names, self._first_values.value)
+        await transfer.stream_state(context, key, self._noted(peer, names), self._first_values.value)
+
+    def _noted(self, peer: PeerId, names: tuple[str, ...]) -> Iterator[str]:
+        """The names, each as its turn comes; the run hears that the transfer moves."""
+        for name in names:
+            self._post(StateMoved(peer=peer))
+            yield name
 
     def _judge(self, peer: PeerId, header: MessageHeader) -> str | None:
         """Why a tensor that a peer wants to send is not taken; None when it is."""
@@ -110,4 +116,4 @@ class StateKeeper:
         except ResourceError as error:
             self._post(WorkFailed(reason=str(error)))
             raise
-        self._post(StateArrived(peer=peer))
+        self._post(StateMoved(peer=peer))

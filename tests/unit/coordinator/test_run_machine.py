@@ -25,6 +25,7 @@ from atoll.coordinator.run.events import (
     PeerVoided,
     PlanMade,
     StageReported,
+    StateMoved,
     StopAsked,
     StorePurpose,
     WorkFailed,
@@ -282,6 +283,21 @@ def test_a_peer_that_does_not_load_is_expelled() -> None:
     assert str(swarm.machine.waiting()) == "waits for a (stage 0) and b (stage 1) to load"
     swarm.pass_time(600.0)
     assert {item.peer for item in swarm.done if isinstance(item, ExpelPeer)} == {A, B}
+    assert state(swarm) is RunState.WAITING
+
+
+def test_loading_may_take_long_as_long_as_state_moves() -> None:
+    swarm = make_swarm()
+    swarm.give(GraphReady(trainable=PARAMETERS))
+    swarm.give(PeerJoined(offer=make_offer("a")))
+    swarm.give(PeerJoined(offer=make_offer("b")))
+    swarm.pass_time(1.0)
+    swarm.answer_all(lambda event: isinstance(event, PlanMade))
+    for _ in range(5):
+        swarm.pass_time(500.0)
+        swarm.give(StateMoved(peer=A))
+    assert state(swarm) is RunState.LOADING
+    swarm.pass_time(600.0)
     assert state(swarm) is RunState.WAITING
 
 

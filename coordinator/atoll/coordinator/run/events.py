@@ -137,8 +137,8 @@ class PeerVoided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateArrived:
-    """A tensor of the peer's state has arrived: it is not stuck."""
+class StateMoved:
+    """A tensor of the peer's state was sent or has arrived: the transfer is not stuck."""
 
     peer: PeerId
 
@@ -193,7 +193,7 @@ RunEvent: TypeAlias = (
     | StageReported
     | FaultReported
     | PeerVoided
-    | StateArrived
+    | StateMoved
     | PeerStored
     | WeightsWritten
     | ExportAsked

@@ -29,7 +29,7 @@ from atoll.coordinator.run.events import (
     PlanRefused,
     RunEvent,
     StageReported,
-    StateArrived,
+    StateMoved,
     StopAsked,
     StorePurpose,
     Tick,
@@ -67,7 +67,7 @@ class RunMachine:
         context.now = now
         if context.state.final:
             return ()
-        if not isinstance(event, Tick | StateArrived | PeerProgressed):
+        if not isinstance(event, Tick | StateMoved | PeerProgressed):
             context.note(type(event).__name__)
         self._dispatch(event)
         if context.state is RunState.WAITING:
@@ -104,8 +104,8 @@ class RunMachine:
                 self._fault(event)
             case PeerVoided():
                 self.cycle.voided(event)
-            case StateArrived():
-                self._state_arrived(event.peer)
+            case StateMoved():
+                self._state_moved(event.peer)
             case PeerStored():
                 self._peer_stored(event)
             case WeightsWritten():
@@ -270,9 +270,14 @@ class RunMachine:
         context.emit(AskStore(generation=context.generation, step=context.committed, purpose=purpose))
         context.enter_phase(Phase.STORING, self._deadlines.stored_seconds, context.plan.peers)
 
-    def _state_arrived(self, peer: PeerId) -> None:
-        if self.context.phase is Phase.STORING and peer in self.context.pending:
+    def _state_moved(self, peer: PeerId) -> None:
+        """A transfer may take long, as long as it moves."""
+        if peer not in self.context.pending:
+            return
+        if self.context.phase is Phase.STORING:
             self.context.wait_at_most(self._deadlines.stored_seconds)
+        elif self.context.state is RunState.LOADING:
+            self.context.wait_at_most(self._deadlines.loading_seconds)
 
     def _peer_stored(self, event: PeerStored) -> None:
         context = self.context
