@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.coordinated import coordinated
-from support.jobs import TOKENS, encoder_decoder_job, gpt_job, huggingface_job, resnet_job
-from support.reference import Trained, train_plainly
 
 from atoll.coordinator.events import FinishedEvent, PlanEvent, StepEvent
 from atoll.protocol.job import Job
+from support.coordinated import coordinated
+from support.jobs import TOKENS, encoder_decoder_job, gpt_job, huggingface_job, resnet_job
+from support.reference import Trained, train_plainly
 
 JobMaker = Callable[[Path], Job]
 Speeds = tuple[float, ...]
