@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,8 @@ from support.leaks import describe
 
 ROOT = Path(__file__).parents[2]
 SOURCE_ROOTS = ("coordinator", "peer", "protocol", "compression")
-STEP_SECONDS = 60.0
-"""Until the first events of a swarm on a busy machine: importing torch in each process is most of it."""
+SWARM_SECONDS = 100.0
+"""For whatever a small swarm does, on a busy machine: importing torch in each process is most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def atoll(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "atoll.coordinator", *map(str, words)]
 
 
-async def run_command(*words: str | Path, within_seconds: float = STEP_SECONDS) -> Finished:
+async def run_command(*words: str | Path, within_seconds: float = SWARM_SECONDS) -> Finished:
     """Runs an `atoll` command to its end."""
     process = await asyncio.create_subprocess_exec(
         *atoll(*words), env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -92,7 +92,7 @@ class LocalSwarm:
         """All events so far."""
         return [json.loads(line) for line in self.lines]
 
-    async def event(self, kind: str, *, within_seconds: float = STEP_SECONDS, **fields: Any) -> dict[str, Any]:
+    async def event(self, kind: str, *, within_seconds: float = SWARM_SECONDS, **fields: Any) -> dict[str, Any]:
         """The first event of a kind, with these fields, once it is there."""
 
         def matching() -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ class LocalSwarm:
         self.processes()
         self._process.send_signal(number)
 
-    async def ended(self, *, within_seconds: float = STEP_SECONDS) -> int:
+    async def ended(self, *, within_seconds: float = SWARM_SECONDS) -> int:
         """The exit status of the swarm."""
         await asyncio.wait_for(self._reading, within_seconds)
         return await asyncio.wait_for(self._process.wait(), within_seconds)
@@ -147,12 +147,12 @@ class LocalSwarm:
 
 @asynccontextmanager
 async def local_swarm(
-    job: Path, state: Path, words: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    job: Path, state: Path, *, peers: int, variables: Mapping[str, str] | None = None
 ) -> AsyncIterator[LocalSwarm]:
-    """A swarm that trains ``job``; its standard error goes to ``swarm.log`` beside ``state``."""
+    """A swarm that trains ``job`` in as many stages as ``peers``; its standard error goes to ``swarm.log`` beside ``state``."""
     with (state.parent / "swarm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *atoll("swarm", job, "--state", state, "--json", *words),
+            *atoll("swarm", job, "--state", state, "--json", "--peers", str(peers), "--set", f"plan.stages={peers}"),
             env=environment(**(variables or {})),
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

@@ -31,7 +31,7 @@ def report(folder: Folder = None, as_json: AsJson = False) -> None:
 def generate(
     folder: Folder = None,
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "\n",
-    length: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 240,
+    length: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 200,
 ) -> None:
     """Writes text with the language model that a run has trained."""
     from atoll.coordinator.cli.generate import sample

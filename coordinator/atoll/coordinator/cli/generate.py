@@ -16,7 +16,7 @@ from torch import Tensor
 from atoll.coordinator.tracing.source import open_source
 from atoll.protocol.job import Job
 
-LENGTH = 240
+LENGTH = 200
 TEMPERATURE = 0.8
 
 Scores = Callable[[Tensor], Tensor]
@@ -81,7 +81,11 @@ def sample(job: Job, weights: Path, *, prompt: str = "\n", length: int = LENGTH)
 def continue_tokens(
     scores: Scores, prompt: Sequence[int], length: int, context: int, generator: torch.Generator
 ) -> Sequence[int]:
-    """``length`` tokens after ``prompt``, each drawn by its probability given the last ``context`` tokens."""
+    """``length`` tokens after ``prompt``, each drawn by its probability given the last ``context`` tokens.
+
+    On one thread: a token is little work, and on a busy machine threads that wait for one another take many times as long.
+    """
+    torch.set_num_threads(1)
     tokens = torch.tensor([list(prompt)])
     for _ in range(length):
         last = scores(tokens[:, -context:])[0, -1]

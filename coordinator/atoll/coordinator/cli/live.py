@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.coordinator.cli import formatting
-from atoll.coordinator.cli.status import describe_activity
+from atoll.coordinator.cli.status import describe_activity, in_order
 from atoll.coordinator.cli.view import Pace, describe
 from atoll.coordinator.events import EvaluationEvent, Event, PausedEvent, PlanEvent, ResumedEvent, StepEvent, VoidEvent
 from atoll.protocol.v1.operator_pb2 import PeerStatus, StatusReply
@@ -111,7 +111,7 @@ class LiveView:
 
     def _peers(self) -> RenderableType:
         table = Table("peer", "layers", "memory", "predicted", "sent", "now", box=None, padding=(0, 2), header_style="bold")
-        for peer in self._status.peers:
+        for peer in in_order(self._status):
             table.add_row(*self._peer_row(peer))
         return table
 

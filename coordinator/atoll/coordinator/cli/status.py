@@ -31,7 +31,7 @@ def status(target: Target = None, state: ExistingState = None, as_json: AsJson =
     """Shows how a run stands, and whom it waits for."""
     reply = ask_status(target, state)
     if as_json:
-        rows = [as_dict(peer) for peer in reply.peers]
+        rows = [as_dict(peer) for peer in in_order(reply)]
         print(json.dumps({"event": "status", **as_dict(reply), "peers": rows}))
     else:
         print("\n".join([*status_lines(reply), *peer_lines(reply)]))
@@ -40,7 +40,7 @@ def status(target: Target = None, state: ExistingState = None, as_json: AsJson =
 def peers(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
     """Lists the peers of a run, what they hold and what they do."""
     reply = ask_status(target, state)
-    lines = [json.dumps({"event": "peer", **as_dict(peer)}) for peer in reply.peers] if as_json else peer_lines(reply)
+    lines = [json.dumps({"event": "peer", **as_dict(peer)}) for peer in in_order(reply)] if as_json else peer_lines(reply)
     print("\n".join(lines or ["no peer has joined"] * (not as_json)))
 
 
@@ -95,9 +95,14 @@ def status_lines(reply: StatusReply) -> list[str]:
     return [*lines, progress]
 
 
+def in_order(reply: StatusReply) -> list[PeerStatus]:
+    """The peers as the data flows through them, then those without a stage by name."""
+    return sorted(reply.peers, key=lambda peer: (peer.stage < 0, peer.stage, peer.name))
+
+
 def peer_lines(reply: StatusReply) -> list[str]:
     """A table with a row for each peer; empty without peers."""
-    return formatting.table([PEER_COLUMNS, *(_peer_row(peer) for peer in reply.peers)]) if reply.peers else []
+    return formatting.table([PEER_COLUMNS, *(_peer_row(peer) for peer in in_order(reply))]) if reply.peers else []
 
 
 def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str]:
