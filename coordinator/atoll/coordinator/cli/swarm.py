@@ -139,7 +139,7 @@ class Swarm:
             self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
 
     async def _watch(self, coordinator: Child) -> None:
-        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a run that has not begun lacks a peer."""
+        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a run that has not begun loses a peer."""
         end = asyncio.ensure_future(coordinator.ended())
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         watches = asyncio.gather(*(self._watch_peer(peer, end) for peer in self._children if peer is not coordinator))
