@@ -30,8 +30,9 @@ from atoll.coordinator.run.instructions import (
     StartStep,
     WriteCommit,
 )
+from atoll.coordinator.run_files import WEIGHTS
 from atoll.coordinator.sessions import Sessions
-from atoll.coordinator.state_folder import WEIGHTS, StateFolder
+from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.traced_model import Proposal, TracedModel
 from atoll.protocol.errors import AtollError, PlacementError

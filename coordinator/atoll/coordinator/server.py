@@ -29,9 +29,10 @@ from atoll.coordinator.run.events import ExportAsked, GraphReady, RunEvent, Stop
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import RunSettings, RunState
+from atoll.coordinator.run_files import CACHE
 from atoll.coordinator.servicer import CoordinatorServicer, OperatorServicer
 from atoll.coordinator.sessions import Sessions
-from atoll.coordinator.state_folder import CACHE, StateFolder
+from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.status import status_reply
 from atoll.coordinator.traced_model import trace_model

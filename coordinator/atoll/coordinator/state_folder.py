@@ -5,7 +5,6 @@ coordinator listens, and its process), ``weights.safetensors`` at the end, ``cac
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -14,17 +13,12 @@ from typing import TextIO
 
 from atoll.coordinator.events import Event
 from atoll.coordinator.run.journal import JOURNAL, Journal
+from atoll.coordinator.run_files import ADDRESS, FLAG, JOB, METRICS, disk_error
 from atoll.protocol.channel import Address, parse_address
-from atoll.protocol.errors import AtollError, JobError, ResourceError
+from atoll.protocol.errors import AtollError, JobError
 from atoll.protocol.job import Job, dump_job
 
-METRICS = "metrics.jsonl"
-WEIGHTS = "weights.safetensors"
-JOB = "job.yaml"
-ADDRESS = "address.json"
-CACHE = "cache"
 LOCK = ".lock"
-FLAG = "--state"
 
 
 class StateFolder:
@@ -101,13 +95,6 @@ def _opened(path: Path) -> TextIO:
         return path.open("a", encoding="utf-8")
     except OSError as error:
         raise disk_error(error, path.parent) from error
-
-
-def disk_error(error: OSError, where: Path) -> ResourceError:
-    """What the operating system said about writing to ``where``, as a sentence with what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"the disk that holds {where} is full: free some space or give another {FLAG}")
-    return ResourceError(f"cannot write to {where}: {error.strerror or error}; check its rights or give another {FLAG}")
 
 
 def _lock(path: Path) -> int:

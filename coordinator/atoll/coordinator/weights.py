@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.coordinator.state_folder import disk_error
+from atoll.coordinator.run_files import disk_error
 from atoll.protocol.errors import RunFailed, TraceError
 from atoll.protocol.graph import BufferSpec, OpGraph, ParameterSpec
 from atoll.protocol.tensors import tensor_to_bytes

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from atoll.coordinator.events import EvaluationEvent, LinkEvent, PeerEvent, PlanEvent, PredictionEvent, StepEvent, VoidEvent
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.journal import JOURNAL, Journal
+from atoll.coordinator.run_files import METRICS, WEIGHTS
 from atoll.coordinator.server import Coordinator, CoordinatorSettings
-from atoll.coordinator.state_folder import METRICS, WEIGHTS
 from atoll.peer.arrivals import MicrobatchInput
 from atoll.peer.session_values import ExitCode
 from atoll.peer.stage import Forwarded, Stage

@@ -12,7 +12,8 @@ import pytest
 from atoll.coordinator.events import VoidEvent
 from atoll.coordinator.run.instructions import WriteCommit
 from atoll.coordinator.run.journal import JOURNAL, Journal
-from atoll.coordinator.state_folder import ADDRESS, METRICS, StateFolder
+from atoll.coordinator.run_files import ADDRESS, METRICS
+from atoll.coordinator.state_folder import StateFolder
 from atoll.protocol.errors import JobError, ResourceError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.job import Job, parse_job

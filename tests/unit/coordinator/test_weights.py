@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from atoll.coordinator.state_folder import disk_error
+from atoll.coordinator.run_files import disk_error
 from atoll.coordinator.weights import WeightsFile, WeightsLayout
 from atoll.protocol.errors import ResourceError, RunFailed
 from atoll.protocol.graph import BufferSpec, ParameterSpec

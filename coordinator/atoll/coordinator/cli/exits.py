@@ -7,19 +7,14 @@ import signal
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 
+from atoll.coordinator.run_files import disk_error
 from atoll.protocol.errors import AtollError, JobError
 
-_FILE_ERRORS = {
-    errno.ENOSPC: "free some space, or choose a folder on another disk with --state DIR",
-    errno.EDQUOT: "free some space, or choose a folder on another disk with --state DIR",
-    errno.EACCES: "choose a folder that you may write with --state DIR",
-    errno.EROFS: "choose a folder that you may write with --state DIR",
-    errno.ENOTDIR: "choose a folder with --state DIR",
-    errno.EEXIST: "choose a folder with --state DIR",
-}
-"""What to do about files that the system refuses; any other OSError is our own bug."""
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+"""Where the system refuses a file; any other OSError is our own bug."""
 
 
 class ExitStatus(IntEnum):
@@ -50,9 +45,9 @@ def exit_with(command: Callable[[], object]) -> None:
         _say(str(error))
         sys.exit(ExitStatus.FAILED)
     except OSError as error:
-        if error.errno not in _FILE_ERRORS:
+        if error.errno not in _DISK_ERRORS or error.filename is None:
             raise
-        _say(f"{error.filename or 'a file of the run'}: {error.strerror}; {_FILE_ERRORS[error.errno]}")
+        _say(str(disk_error(error, Path(error.filename))))
         sys.exit(ExitStatus.FAILED)
 
 

@@ -11,8 +11,9 @@ import typer
 
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson
-from atoll.coordinator.cli.report import CURVE, WEIGHTS, History, read_history, summary_lines, write_curve
-from atoll.coordinator.cli.state import JOB, newest_state
+from atoll.coordinator.cli.report import History, read_history, summary_lines, write_curve
+from atoll.coordinator.cli.state import newest_state
+from atoll.coordinator.run_files import CURVE, JOB, WEIGHTS
 
 Folder = Annotated[Path | None, typer.Argument(metavar="DIR", help="The run's state folder. Default: the newest run.")]
 

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator.cli import formatting
-
-METRICS = "metrics.jsonl"
-WEIGHTS = "weights.safetensors"
-CURVE = "loss.svg"
+from atoll.coordinator.run_files import CURVE, METRICS, WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

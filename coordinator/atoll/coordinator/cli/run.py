@@ -17,9 +17,10 @@ import typer
 from atoll.coordinator.cli.exits import ExitStatus
 from atoll.coordinator.cli.interruption import Interruption
 from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
-from atoll.coordinator.cli.report import CURVE, WEIGHTS, read_history, summary_lines, write_curve
-from atoll.coordinator.cli.state import LOGS, new_state
+from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
+from atoll.coordinator.cli.state import new_state
 from atoll.coordinator.cli.view import View, open_view
+from atoll.coordinator.run_files import CURVE, LOGS, WEIGHTS
 from atoll.protocol.errors import RunFailed
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.coordinator.cli.exits import UsageError
+from atoll.coordinator.run_files import ADDRESS
 from atoll.protocol.channel import parse_address
 
 RUNS = Path("runs")
-ADDRESS = "address.json"
-LOGS = "logs"
-JOB = "job.yaml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ import typer
 from atoll.coordinator.cli import formatting
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, ExistingState, Target
-from atoll.coordinator.cli.report import WEIGHTS, read_history
+from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import find_address
+from atoll.coordinator.run_files import WEIGHTS
 from atoll.protocol.errors import SessionError
 from atoll.protocol.v1.operator_pb2 import ExportReply, ExportRequest, PeerStatus, StatusReply, StatusRequest, StopRequest
 from atoll.protocol.v1.operator_pb2_grpc import OperatorStub

@@ -20,7 +20,8 @@ from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
 from atoll.coordinator.cli.processes import Child, end_all
 from atoll.coordinator.cli.report import read_history
-from atoll.coordinator.cli.state import LOGS, new_state, read_address
+from atoll.coordinator.cli.state import new_state, read_address
+from atoll.coordinator.run_files import LOGS
 from atoll.protocol.errors import RunFailed
 
 LISTEN_SECONDS = 60.0
@@ -139,7 +140,7 @@ class Swarm:
             self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
 
     async def _watch(self, coordinator: Child) -> None:
-        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a run that has not begun loses a peer."""
+        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a run that has not begun loses one."""
         end = asyncio.ensure_future(coordinator.ended())
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         watches = asyncio.gather(*(self._watch_peer(peer, end) for peer in self._children if peer is not coordinator))

@@ -28,7 +28,7 @@ def own_signal_handler() -> Iterator[None]:
         (
             OSError(errno.ENOSPC, "No space left on device", "runs/a"),
             ExitStatus.FAILED,
-            "atoll: runs/a: No space left on device; free some space, or choose a folder on another disk with --state DIR\n",
+            "atoll: the disk that holds runs/a is full: free some space or give another --state\n",
         ),
         (KeyboardInterrupt(), ExitStatus.INTERRUPTED, "atoll: interrupted\n"),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.coordinator.cli.report import CURVE, METRICS, WEIGHTS, read_history, summary_lines, write_curve
+from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
 from atoll.coordinator.events import EvaluationEvent, Event, VoidEvent
+from atoll.coordinator.run_files import CURVE, METRICS, WEIGHTS
 from support.events import step_event
 
 

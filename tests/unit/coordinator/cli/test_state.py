@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.cli.exits import UsageError
-from atoll.coordinator.cli.state import ADDRESS, Address, find_address, new_state, read_address
+from atoll.coordinator.cli.state import Address, find_address, new_state, read_address
+from atoll.coordinator.run_files import ADDRESS
 from atoll.protocol.errors import JobError
 
 

@@ -1,0 +1,24 @@
+"""The files in a run's folder by name, and what to say when the disk refuses one. Light: every command may import it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from atoll.protocol.errors import ResourceError
+
+METRICS = "metrics.jsonl"
+WEIGHTS = "weights.safetensors"
+JOB = "job.yaml"
+ADDRESS = "address.json"
+CURVE = "loss.svg"
+LOGS = "logs"
+CACHE = "cache"
+FLAG = "--state"
+
+
+def disk_error(error: OSError, where: Path) -> ResourceError:
+    """What the operating system said about writing to ``where``, as a sentence with what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"the disk that holds {where} is full: free some space or give another {FLAG}")
+    return ResourceError(f"cannot write to {where}: {error.strerror or error}; check its rights or give another {FLAG}")
