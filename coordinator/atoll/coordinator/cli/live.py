@@ -107,10 +107,11 @@ class LiveView:
     def _waiting(self) -> RenderableType:
         if not self._status.reason:
             return Text("")
-        return Text(f"the run {self._status.reason} ({formatting.duration(self._status.state_seconds)})", style="dim")
+        lasting = "" if self._status.state == "training" else f" ({formatting.duration(self._status.state_seconds)})"
+        return Text(f"the run {self._status.reason}{lasting}", style="dim")
 
     def _peers(self) -> RenderableType:
-        table = Table("peer", "layers", "memory", "predicted", "sent", "now", box=None, padding=(0, 2), header_style="bold")
+        table = Table("peer", "layers", "memory", "stage needs", "sent", "now", box=None, padding=(0, 2), header_style="bold")
         for peer in in_order(self._status):
             table.add_row(*self._peer_row(peer))
         return table

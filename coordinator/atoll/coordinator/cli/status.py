@@ -114,9 +114,9 @@ def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str]
 
 
 def describe_activity(peer: PeerStatus) -> str:
-    """``backward``, or ``forward, waits for peer-1``."""
+    """``backward``, or ``waiting for activation from peer-1``."""
     doing = peer.phase or peer.state
-    return f"{doing}, waits for {peer.waiting_for}" if peer.waiting_for else doing
+    return f"{doing} from {peer.waiting_for}" if peer.waiting_for else doing
 
 
 def as_dict(message: StatusReply | PeerStatus) -> dict[str, Any]:

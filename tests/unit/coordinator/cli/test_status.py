@@ -10,7 +10,7 @@ def reply() -> StatusReply:
     peers = [
         PeerStatus(name="spare", state="spare", stage=-1),
         PeerStatus(name="b", state="ready", stage=0, layers="a - b", resident_bytes=1 << 20, memory_bytes=1 << 30),
-        PeerStatus(name="a", state="ready", stage=1, layers="c - d", phase="backward", waiting_for="b"),
+        PeerStatus(name="a", state="ready", stage=1, layers="c - d", phase="waiting for gradient", waiting_for="b"),
     ]
     return StatusReply(
         run="demo", state="training", reason="waits for b in step 3", state_seconds=61, step=2, steps=9, loss=2.5, peers=peers
@@ -33,7 +33,7 @@ def test_peers_are_listed_as_the_data_flows() -> None:
     assert [peer.name for peer in in_order(reply())] == ["b", "a", "spare"]
     lines = peer_lines(reply())
     assert lines[1].split() == ["b", "ready", "a", "-", "b", "1.0", "MiB", "of", "1.0", "GiB", "0", "B", "ready", "0", "s"]
-    assert "backward, waits for b" in lines[2]
+    assert "waiting for gradient from b" in lines[2]
     assert peer_lines(StatusReply()) == []
 
 
