@@ -61,10 +61,13 @@ class StageSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEvent(Event):
+    """``bottleneck`` is a sentence about what will hold the pipeline back."""
+
     kind: ClassVar[str] = "plan"
     generation: int
     stages: tuple[StageSummary, ...]
     predicted_step_seconds: float
+    bottleneck: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,8 @@ def as_dict(answer: Answer) -> dict[str, Any]:
         "stages": stages,
         "predicted_step_seconds": planned.step_seconds,
         f"predicted_{answer.unit}_per_second": answer.units_per_second,
-        "bottleneck": {"kind": str(planned.bottleneck.kind), "sentence": planned.bottleneck.sentence},
+        "bottleneck": planned.bottleneck.sentence,
+        "bottleneck_kind": str(planned.bottleneck.kind),
         "spares": [{"name": spare.peer, "code": spare.code, "reason": spare.reason} for spare in planned.spares],
         "what_if": [
             {"change": one.change, "predicted_step_seconds": one.step_seconds, "sentence": one.sentence}

@@ -202,7 +202,12 @@ class RunMachine:
         self.cycle.new_generation()
         context.emit(Assign(generation=event.generation, plan=event.plan))
         context.announce(
-            PlanEvent(generation=event.generation, stages=event.summaries, predicted_step_seconds=event.plan.step_seconds),
+            PlanEvent(
+                generation=event.generation,
+                stages=event.summaries,
+                predicted_step_seconds=event.plan.step_seconds,
+                bottleneck=event.plan.bottleneck,
+            ),
             *context.roster.assign(event.plan),
         )
 

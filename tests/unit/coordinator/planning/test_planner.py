@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import even_layouts
@@ -204,6 +206,55 @@ def test_recomputation_is_chosen_where_memory_demands_it() -> None:
     forced = plan_placement(request_of(segments, peers, network, recompute=True))
     assert all(stage.recompute for stage in forced.stages)
     assert planned.step_seconds <= forced.step_seconds
+
+
+def test_a_tight_fit_leaves_headroom() -> None:
+    """Row 27: 24, 8, 8 and 4 GB for a model whose weights, optimizer and activations take most of that."""
+    peers = peers_of([1e12] * 4, [24e9, 8e9, 8e9, 4e9])
+    segments = segments_of([1e9] * 20, [1e6] * 19, [370e6] * 20, [20e6] * 20)
+    request = request_of(segments, peers, network_of([peer.name for peer in peers], 1e9))
+    planned = plan_placement(request)
+    assert_sound(request, planned)
+    share = {stage.peer: stage.end - stage.first for stage in planned.stages}
+    assert share[PeerId("peer-00")] > share[PeerId("peer-01")]
+    tighter = tuple(dataclasses.replace(peer, memory_bytes=int(0.6 * peer.memory_bytes)) for peer in peers)
+    with pytest.raises(PlacementError, match=r"the model does not fit: [0-9.]+ GB more memory needed"):
+        plan_placement(dataclasses.replace(request, peers=tighter))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_peers=st.integers(1, 9),
+    num_segments=st.integers(2, 14),
+    num_stages=st.one_of(st.none(), st.integers(1, 4)),
+    in_flight=st.one_of(st.none(), st.integers(1, 4)),
+    recompute=st.one_of(st.none(), st.booleans()),
+)
+def test_any_request_gets_a_sound_plan_or_a_reason(
+    seed: int,
+    num_peers: int,
+    num_segments: int,
+    num_stages: int | None,
+    in_flight: int | None,
+    recompute: bool | None,
+) -> None:
+    request = random_request(seed, num_peers, num_segments)
+    constraints = dataclasses.replace(request.constraints, num_stages=num_stages, in_flight=in_flight, recompute=recompute)
+    request = dataclasses.replace(request, constraints=constraints)
+    planned, refusal = None, ""
+    try:
+        planned = plan_placement(request)
+    except PlacementError as error:
+        refusal = str(error)
+    if planned is None:
+        assert "; " in refusal
+        return
+    assert_sound(request, planned)
+    assert num_stages in (None, len(planned.stages))
+    for stage in planned.stages:
+        assert in_flight is None or stage.in_flight == min(in_flight, constraints.num_microbatches)
+        assert recompute in (None, stage.recompute)
 
 
 def test_wishes_are_kept() -> None:
