@@ -14,7 +14,6 @@ import torch
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
-from atoll.coordinator.planning.costs import Constraints
 from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
@@ -25,6 +24,7 @@ from atoll.coordinator.tracing.segments import segments_of
 from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.coordinator.tracing.source import BuiltModel, open_source
 from atoll.coordinator.tracing.trace import trace
+from atoll.coordinator.wishes import constraints_of, offers_under, pinned_segments
 from atoll.protocol.graph import OpGraph, StageGraph
 from atoll.protocol.job import Job
 
@@ -48,6 +48,8 @@ class TracedModel:
     rehearsal: Rehearsal = field(repr=False)
     segments: Segments = field(repr=False)
     first_values: FirstValues = field(repr=False)
+    pins: tuple[tuple[int, str], ...] = ()
+    """Segments that the job ties to a peer."""
 
     @property
     def graph(self) -> OpGraph:
@@ -59,16 +61,14 @@ class TracedModel:
         return tuple(spec.name for spec in self.graph.parameters if spec.trainable)
 
     def request(self, peers: Sequence[PeerOffer], network: Network | None = None) -> PlanRequest:
-        """What is to be planned for ``peers``. Without a network, links count as equal."""
-        wishes = self.job.plan
-        constraints = Constraints(
-            num_microbatches=self.job.training.num_microbatches,
-            num_stages=None if wishes.stages == "auto" else wishes.stages,
-            in_flight=None if wishes.in_flight == "auto" else wishes.in_flight,
-            recompute=None if wishes.recompute == "auto" else wishes.recompute,
-        )
+        """What is to be planned for ``peers``. Without a network, links count as equal. Raises PlacementError."""
         links = build_network(peer.name for peer in peers) if network is None else network
-        return PlanRequest(segments=self.segments, peers=tuple(peers), network=links, constraints=constraints)
+        return PlanRequest(
+            segments=self.segments,
+            peers=offers_under(self.job, peers),
+            network=links,
+            constraints=constraints_of(self.job, self.pins),
+        )
 
     def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
         """Place the stages on ``peers``. Raises PlacementError."""
@@ -87,10 +87,12 @@ def trace_model(job: Job, feed: Feed) -> TracedModel:
     graph = trace(built, feed.example_inputs(), feed.dynamic_dimensions)
     rehearsal = rehearse(graph)
     optimizer = job.training.optimizer
+    segments = segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum)
     model = TracedModel(
         job=job,
         rehearsal=rehearsal,
-        segments=segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum),
+        segments=segments,
+        pins=pinned_segments(job, graph, segments),
         first_values=FirstValues(graph, _Maker(built, job.training.seed).make, job.model.weights),
     )
     num_parameters = sum(prod(spec.shape) for spec in graph.parameters)

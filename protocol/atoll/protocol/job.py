@@ -175,17 +175,20 @@ class PlanSection(Section):
     """Microbatches that a stage may hold between their forward and their backward."""
     recompute: AutoOrBoolean = "auto"
     """Compute activations again for the backward pass rather than keep them; auto only where memory is short."""
-    pin: dict[str, str] = Field(default_factory=dict)
+    pin: Annotated[dict[str, str], Field(examples=[{"head": "attic"}])] = Field(default_factory=dict)
+    """Modules of the model by path, and the name of the peer that must hold each."""
+    trusted: Annotated[tuple[str, ...], Field(strict=False, examples=[["attic", "lab"]])] = ()
+    """Names of peers; with trusted_ends no other peer sees the data or the loss."""
     trusted_ends: bool = False
+    """Keep the first and the last stage on peers that are trusted."""
 
-    @field_validator("pin", "trusted_ends", mode="before")
-    @classmethod
-    def _defaults_only(cls, value: object, info: ValidationInfo) -> object:
-        return _only(
-            value,
-            cls.model_fields[str(info.field_name)].get_default(call_default_factory=True),
-            "for this version places all layers itself",
-        )
+    @model_validator(mode="after")
+    def _someone_is_trusted(self) -> Self:
+        if self.trusted_ends and not self.trusted:
+            raise WrongValue(
+                "trusted_ends", "true needs to know whom to trust; name peers in plan.trusted, or leave it at false"
+            )
+        return self
 
 
 class Job(Section):

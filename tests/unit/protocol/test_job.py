@@ -108,7 +108,7 @@ def test_the_examples_are_valid() -> None:
         ),
         (
             "plan.trusted_ends=true",
-            "plan.trusted_ends: true is not possible yet, for this version places all layers itself; leave it at false",
+            "plan.trusted_ends: true needs to know whom to trust; name peers in plan.trusted, or leave it at false",
         ),
         # missing
         ("training={steps: 3}", "training.batch: this key is missing; add it, for example `batch: 16`"),
