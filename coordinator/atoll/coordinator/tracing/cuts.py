@@ -21,22 +21,18 @@ NEAR = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A cut before node ``position``; ``num_bytes`` crosses it forward for one microbatch of the example's sizes.
-
-    A cut that is not ``exact`` sends a view with gaps, which arrives without them: kernels that choose their algorithm by the
-    layout of their operands may then differ in the last bit from the uncut graph.
-    """
+    """A cut before node ``position``; ``num_bytes`` crosses it forward for one microbatch of the example's sizes."""
 
     position: NodeIndex
     num_bytes: int
-    exact: bool = True
 
 
 def legal_cuts(graph: OpGraph, flow: Dataflow | None = None) -> tuple[Cut, ...]:
     """Every position at which ``graph`` may be cut, in order.
 
     Not where a tensor that crosses is modified on the far side, nor between two nodes that use one mutated buffer, nor where
-    nothing crosses.
+    nothing crosses. Nor where a view with gaps crosses: it arrives without them, and kernels that choose their algorithm by the
+    layout of their operands may then differ in the last bit from the uncut graph.
     """
     flow = Dataflow(graph) if flow is None else flow
     forbidden = [0] * (len(graph.nodes) + 1)
@@ -47,16 +43,16 @@ def legal_cuts(graph: OpGraph, flow: Dataflow | None = None) -> tuple[Cut, ...]:
     cuts, depth = [], 0
     for position in range(1, len(graph.nodes)):
         depth += forbidden[position]
-        if depth == 0 and crossing[position] > 0:
-            cuts.append(Cut(position=NodeIndex(position), num_bytes=crossing[position], exact=gaps[position] == 0))
+        if depth == 0 and crossing[position] > 0 and gaps[position] == 0:
+            cuts.append(Cut(position=NodeIndex(position), num_bytes=crossing[position]))
     return tuple(cuts)
 
 
 def narrow_cuts(graph: OpGraph, work: Iterable[float], flow: Dataflow | None = None) -> tuple[Cut, ...]:
     """The legal cuts worth considering, in order; ``work`` holds for each node what it costs.
 
-    Of cuts with no work between them the narrowest is kept, exact ones first. A cut between two clearly narrower ones (or exact
-    ones, where it is not) that are near is left out, and so is one with no parameter on either side.
+    Of cuts with no work between them the narrowest is kept. A cut between two clearly narrower ones that are near is left out,
+    and so is one with no parameter on either side.
     """
     before = [0.0, *itertools.accumulate(work)]
     users = [node.index for node in graph.nodes if any(isinstance(item, ParameterReference) for item in node.references())]
@@ -72,20 +68,16 @@ def narrow_cuts(graph: OpGraph, work: Iterable[float], flow: Dataflow | None = N
     return tuple(_thinned(chosen, before))
 
 
-def _width(cut: Cut) -> tuple[bool, int]:
-    return not cut.exact, cut.num_bytes
+def _width(cut: Cut) -> int:
+    return cut.num_bytes
 
 
 def _is_enclosed(cuts: list[Cut], number: int, before: list[float]) -> bool:
     """Whether narrower cuts on both sides are near enough to be as good for balance."""
-
-    cut = cuts[number]
-
-    def better(other: Cut) -> bool:
-        return NARROWER * other.num_bytes <= cut.num_bytes if other.exact == cut.exact else other.exact
+    width = cuts[number].num_bytes
 
     def nearest(candidates: Iterable[Cut]) -> float | None:
-        return next((before[other.position] for other in candidates if better(other)), None)
+        return next((before[other.position] for other in candidates if NARROWER * other.num_bytes <= width), None)
 
     left, right = nearest(reversed(cuts[:number])), nearest(cuts[number + 1 :])
     return left is not None and right is not None and right - left <= NEAR * before[-1]

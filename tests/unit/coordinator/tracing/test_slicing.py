@@ -69,11 +69,6 @@ def positions(name: str) -> tuple[int, ...]:
 
 
 @cache
-def exact_positions(name: str) -> tuple[int, ...]:
-    return tuple(cut.position for cut in legal_cuts(GRAPHS[name]()) if cut.exact)
-
-
-@cache
 def differentiable(name: str) -> frozenset[ValueReference]:
     return differentiable_values(GRAPHS[name]())
 
@@ -133,7 +128,7 @@ def uncut(name: str) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
 @pytest.mark.parametrize("share", [(0.5,), (0.2, 0.7), (0.1, 0.4, 0.45, 0.9)], ids=str)
 def test_cut_graphs_train_to_the_same_bits(name: str, share: tuple[float, ...]) -> None:
     torch.set_num_threads(1)
-    legal = exact_positions(name)
+    legal = positions(name)
     told, state = train(name, tuple(legal[int(part * len(legal))] for part in share))
     expected, wanted = uncut(name)
     assert told == expected
