@@ -53,40 +53,54 @@ def quickest(predictor: Predictor, layout: Layout, factors: tuple[float, ...] = 
     return min(tuned, key=lambda one: one.step_seconds)
 
 
-def refine(predictor: Predictor, tuned: Tuned) -> Tuned:
+def refine(predictor: Predictor, tuned: Tuned, most_simulations: int) -> Tuned:
     """One more or one fewer at single stages while that helps; then fewer wherever the step is hardly longer for it."""
     if predictor.constraints.in_flight is not None:
         return tuned
-    most = predictor.most_in_flight(tuned.layout)
-    improved = True
-    while improved:
-        improved = False
-        for stage, held in enumerate(tuned.in_flight):
-            for number in (held - 1, held + 1):
-                if 1 <= number <= most[stage]:
-                    other = _with(predictor, tuned, stage, number)
-                    if other.step_seconds < tuned.step_seconds * (1.0 - 1e-6):
-                        tuned, improved = other, True
+    refinement = _Refinement(predictor, tuned, most_simulations // 2)
+    refinement.climb()
+    refinement.simulations_left += most_simulations // 2
+    refinement.save()
+    return refinement.tuned
+
+
+class _Refinement:
+    def __init__(self, predictor: Predictor, tuned: Tuned, most_simulations: int) -> None:
+        self._predictor = predictor
+        self._most = predictor.most_in_flight(tuned.layout)
+        self.tuned = tuned
+        self.simulations_left = most_simulations
+
+    def climb(self) -> None:
+        """Take any single change that makes the step shorter, until there is none."""
+        improved = True
+        while improved:
+            improved = False
+            for stage in range(len(self._most)):
+                for change in (-1, 1):
+                    other = self._with(stage, self.tuned.in_flight[stage] + change)
+                    if other is not None and other.step_seconds < self.tuned.step_seconds * (1.0 - 1e-6):
+                        self.tuned, improved = other, True
                         break
-    return _frugal(predictor, tuned)
 
+    def save(self) -> None:
+        """The fewest at each stage, the first stage first, that keep the step hardly longer than it is now."""
+        limit = self.tuned.step_seconds * WORTH
+        for stage in range(len(self._most)):
+            low, high = 1, self.tuned.in_flight[stage]
+            while low < high:
+                middle = (low + high) // 2
+                fewer = self._with(stage, middle)
+                if fewer is not None and fewer.step_seconds <= limit:
+                    self.tuned, high = fewer, middle
+                else:
+                    low = middle + 1
 
-def _frugal(predictor: Predictor, tuned: Tuned) -> Tuned:
-    limit = tuned.step_seconds * WORTH
-    for stage, held in enumerate(tuned.in_flight):
-        low, high = 1, held
-        while low < high:
-            middle = (low + high) // 2
-            if _with(predictor, tuned, stage, middle).step_seconds <= limit:
-                high = middle
-            else:
-                low = middle + 1
-        fewer = _with(predictor, tuned, stage, high)
-        if high < held and fewer.step_seconds <= limit:
-            tuned = fewer
-    return tuned
-
-
-def _with(predictor: Predictor, tuned: Tuned, stage: int, number: int) -> Tuned:
-    in_flight = (*tuned.in_flight[:stage], number, *tuned.in_flight[stage + 1 :])
-    return Tuned(layout=tuned.layout, in_flight=in_flight, step_seconds=predictor.step_seconds(tuned.layout, in_flight))
+    def _with(self, stage: int, number: int) -> Tuned | None:
+        """The layout with ``number`` in flight at ``stage``; None where that is not possible or the effort is spent."""
+        if self.simulations_left <= 0 or not 1 <= number <= self._most[stage]:
+            return None
+        self.simulations_left -= 1
+        layout, held = self.tuned.layout, self.tuned.in_flight
+        in_flight = (*held[:stage], number, *held[stage + 1 :])
+        return Tuned(layout=layout, in_flight=in_flight, step_seconds=self._predictor.step_seconds(layout, in_flight))

@@ -25,8 +25,10 @@ EVALUATED_ELEMENTS = 2e8
 """Array elements that the dynamic programmes over varied orders may touch; about a second."""
 SEARCHING_WORKS = 1.5e5
 """Forward and backward passes that may be simulated to find layouts that are worth improving; about a second."""
-IMPROVING_WORKS = 1.5e5
+IMPROVING_WORKS = 3e5
 """The same for improving them."""
+REFINING_WORKS = 6e4
+"""The same for the numbers of microbatches in flight of each of the best."""
 _BOUND_WORKS = 4
 _SIMULATION_WORKS = 40
 _PACES = 28
@@ -35,7 +37,7 @@ _BOUNDED = 800
 _FINALISTS = 120
 _EXHAUSTIVE = 1000
 _IMPROVED = 6
-_IMPROVED_OF_MANY = 2
+_IMPROVED_OF_MANY = 4
 _REFINED = 4
 _ROUND = 32
 _ROUNDS = 40
@@ -84,8 +86,11 @@ class _Search:
         for start in sorted(self._simulated.values(), key=_rank)[:starts]:
             self._improve(start)
         self._tune_best()
-        best = sorted(self._simulated.values(), key=_rank)[:_REFINED]
-        return min((refine(self._predictor, tuned) for tuned in best), key=_rank)
+        best = sorted(self._simulated.values(), key=_rank)[: _REFINED if num_peers <= ALL_ORDERS_UP_TO else 1]
+        return min((self._refined(tuned) for tuned in best), key=_rank)
+
+    def _refined(self, tuned: Tuned) -> Tuned:
+        return refine(self._predictor, tuned, int(REFINING_WORKS / self._works(tuned.layout, ())))
 
     def _tune_best(self) -> None:
         """More numbers of microbatches in flight for the best layouts."""
