@@ -32,8 +32,13 @@ class Bottleneck:
     sentence: str
 
 
-def find_bottleneck(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> Bottleneck:
-    """The busiest of stages, links and lines; or what they wait for, when none of them is busy for most of the step."""
+def find_bottleneck(
+    peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation, most_in_flight: tuple[int, ...]
+) -> Bottleneck:
+    """The busiest of stages, links and lines; or what they wait for, when none of them is busy for most of the step.
+
+    ``most_in_flight`` is how many microbatches each stage's memory holds.
+    """
     found = [
         *_computing(peers, simulation),
         *_links(peers, pipeline, simulation),
@@ -42,11 +47,12 @@ def find_bottleneck(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: S
     busiest = max(found, key=lambda one: one.busy_share)
     if busiest.busy_share >= MOSTLY or len(pipeline.stages) == 1:
         return busiest
-    return _memory_bound(peers, pipeline, simulation) or _filling(peers, pipeline, simulation, busiest)
+    return _memory_bound(peers, pipeline, simulation, most_in_flight) or _filling(peers, pipeline, simulation, busiest)
 
 
 def _filling(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation, busiest: Bottleneck) -> Bottleneck:
-    through = f"{pipeline.num_microbatches} microbatches through {len(pipeline.stages)} stages"
+    number = pipeline.num_microbatches
+    through = f"{number} {'microbatch' if number == 1 else 'microbatches'} through {len(pipeline.stages)} stages"
     share, step = f"{busiest.busy_share:.0%}", format_seconds(simulation.step_seconds)
     return Bottleneck(
         kind=BottleneckKind.FILLING,
@@ -103,7 +109,9 @@ def _busy(share: float, step: float) -> str:
     return f"busy for {share:.0%} of the {format_seconds(step)} that a step takes"
 
 
-def _memory_bound(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> Bottleneck | None:
+def _memory_bound(
+    peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation, most_in_flight: tuple[int, ...]
+) -> Bottleneck | None:
     """A stage that may hold fewer microbatches than the way through the later stages and back would keep busy."""
     step = simulation.step_seconds
     loop = 0.0
@@ -113,7 +121,8 @@ def _memory_bound(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Sim
         if stage < len(pipeline.links):
             loop += pipeline.links[stage].forward.seconds + pipeline.links[stage].backward.seconds
         held = times.in_flight
-        if held < pipeline.num_microbatches and loop / held * pipeline.num_microbatches >= MOSTLY * step:
+        full = most_in_flight[stage] <= held < pipeline.num_microbatches
+        if full and loop / held * pipeline.num_microbatches >= MOSTLY * step:
             return Bottleneck(
                 kind=BottleneckKind.MEMORY,
                 stage=stage,

@@ -85,7 +85,7 @@ def plan_placement(request: PlanRequest) -> Planned:
         stages=_stages(predictor, layout, in_flight),
         spares=explain_spares(situation, frozenset(used), pipeline),
         step_seconds=simulation.step_seconds,
-        bottleneck=find_bottleneck(used, pipeline, simulation),
+        bottleneck=find_bottleneck(used, pipeline, simulation, predictor.most_in_flight(layout)),
         pipeline=pipeline,
         simulation=simulation,
     )

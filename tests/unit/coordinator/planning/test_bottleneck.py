@@ -1,0 +1,66 @@
+"""What holds a pipeline back is named, and in words that say where."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from atoll.coordinator.planning.bottleneck import BottleneckKind, find_bottleneck
+from atoll.coordinator.planning.pipeline import Link, Pipeline, StageTimes, Transfer
+from atoll.coordinator.planning.simulator import simulate
+from atoll.protocol.ids import PeerId
+
+PEERS = (PeerId("attic"), PeerId("lab"), PeerId("cellar"))
+
+
+def pipeline_of(
+    *,
+    seconds: tuple[float, float, float] = (0.1, 0.1, 0.1),
+    rates: tuple[float, float] = (1e9, 1e9),
+    latency: float = 0.0,
+    upload: float = math.inf,
+    in_flight: int = 32,
+    num_microbatches: int = 32,
+) -> Pipeline:
+    """Three stages that send a megabyte to one another; ``upload`` is that of the middle one."""
+    stages = tuple(
+        StageTimes(
+            forward_seconds=one / 2,
+            backward_seconds=one / 2,
+            in_flight=in_flight,
+            upload_bytes_per_second=upload if index == 1 else math.inf,
+        )
+        for index, one in enumerate(seconds)
+    )
+    transfers = [Transfer(num_bytes=1e6, bytes_per_second=rate, latency_seconds=latency) for rate in rates]
+    links = tuple(Link(forward=transfer, backward=transfer) for transfer in transfers)
+    return Pipeline(stages=stages, links=links, num_microbatches=num_microbatches)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "kind", "stage", "words"),
+    [
+        (pipeline_of(seconds=(0.1, 0.5, 0.1)), BottleneckKind.COMPUTE, 1, "computing at lab (stage 1), busy for "),
+        (pipeline_of(rates=(1e9, 2e6)), BottleneckKind.LINK, 1, "(1.0 MB a microbatch at 16 Mbit/s), busy for "),
+        (
+            pipeline_of(rates=(2e6, 2e6), upload=2e6, seconds=(0.01, 0.01, 0.01)),
+            BottleneckKind.LINE,
+            1,
+            "the upload of lab (2.0 MB a microbatch to both neighbours at 16 Mbit/s), busy for ",
+        ),
+        (pipeline_of(latency=1.0, in_flight=2), BottleneckKind.MEMORY, 0, "memory at attic (stage 0): it holds 2 microbatches"),
+        (pipeline_of(num_microbatches=1), BottleneckKind.FILLING, 0, "(1 microbatch through 3 stages)"),
+    ],
+)
+def test_it_is_named(pipeline: Pipeline, kind: BottleneckKind, stage: int, words: str) -> None:
+    most = tuple(times.in_flight for times in pipeline.stages)
+    found = find_bottleneck(PEERS, pipeline, simulate(pipeline), most)
+    assert (found.kind, found.stage) == (kind, stage)
+    assert words in found.sentence
+    assert "\n" not in found.sentence
+
+
+def test_memory_is_not_blamed_where_more_would_fit() -> None:
+    pipeline = pipeline_of(latency=1.0, in_flight=2)
+    assert find_bottleneck(PEERS, pipeline, simulate(pipeline), (32, 32, 32)).kind is BottleneckKind.FILLING
