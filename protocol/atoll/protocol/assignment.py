@@ -16,6 +16,10 @@ OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("fp32", "bf16")
 
 
+MOST_DEFERRED = 1
+"""No forward begins on a stage while the gradients of its weights are put off for more microbatches than this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
     """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection."""

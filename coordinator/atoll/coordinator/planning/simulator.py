@@ -1,7 +1,8 @@
 """What a step of a pipeline takes, event by event. Pure: the same pipeline and disturbances give the same answer.
 
 Theory of operation. A stage computes one work at a time, chosen as the peers choose it: backward before forward before
-accumulate, each in the order of the microbatches, at most ``in_flight`` begun and not accumulated. A finished forward sends
+accumulate (before forward where many are put off), each in the order of the microbatches, at most ``in_flight`` begun and
+not accumulated. A finished forward sends
 to the next stage, a finished backward to the one before; sending goes on beside computing. Events at the same instant are
 all taken in before any stage chooses, so that rounding never decides the order of work. The step ends when every stage has
 its gradients, those of shared parameters included, the coordinator has answered and the optimizer has run.
@@ -18,6 +19,7 @@ import numpy as np
 
 from atoll.coordinator.planning.pipeline import Activity, Duplex, Pipeline, Simulation, StageTimes, WorkKind
 from atoll.coordinator.planning.wires import Connection, Resource, Wires
+from atoll.protocol.assignment import MOST_DEFERRED
 
 _INSTANT = 1e-11
 _FORWARD, _BACKWARD, _ACCUMULATE = 0, 1, 2
@@ -205,6 +207,8 @@ class _Run:
             held = stage.forwards - stage.accumulated
             if stage.backwards < stage.forwards and stage.gradients > stage.backwards:
                 self._begin(index, stage, _BACKWARD, stage.backwards, now)
+            elif stage.backwards - stage.accumulated > MOST_DEFERRED:
+                self._begin(index, stage, _ACCUMULATE, stage.accumulated, now)
             elif (
                 stage.forwards < self._num_microbatches and held < stage.times.in_flight and stage.activations > stage.forwards
             ):

@@ -1,7 +1,8 @@
 """How much memory a part of the graph needs on the peer that runs it.
 
 A stage always holds its weights, their gradients, the optimizer's state and room to compute in; for each microbatch in flight
-it holds what it received and sends, and what autograd saved.
+it holds what it received and sends, and what autograd saved. A stage that sends gradients back puts off those of its weights,
+and keeps meanwhile the gradients of what its weights produced.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from atoll.coordinator.planning.segments import StageMemory
 from atoll.coordinator.tracing.cuts import crossing_values
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.rehearsal import Rehearsal
+from atoll.protocol.assignment import MOST_DEFERRED
 from atoll.protocol.graph import BufferReference, InputReference, ParameterReference, Reference, ValueReference
 
 _OPTIMIZER_COPIES = {"adamw": 2, "sgd": 0}
@@ -86,7 +88,7 @@ class _Tally:
         self._model = model
         self._saved: dict[int, int] = {}
         self._held: set[Reference] = set()
-        self._activations = self._largest = self._state = self._inputs = 0
+        self._activations = self._largest = self._state = self._inputs = self._deferred = 0
 
     def add(self, first: int, end: int) -> None:
         """The nodes from ``first`` up to ``end`` belong to the range as well."""
@@ -95,7 +97,9 @@ class _Tally:
                 self._activations += size - self._saved.get(number, 0)
                 self._saved[number] = size
             self._largest = max(self._largest, cost.output_bytes)
-        for node in self._model.nodes[first:end]:
+        for node, cost in zip(self._model.nodes[first:end], self._model.costs[first:end], strict=True):
+            if any(isinstance(reference, ParameterReference) for reference in node.references()):
+                self._deferred += cost.output_bytes
             for reference in node.references():
                 if not isinstance(reference, ValueReference) and reference not in self._held:
                     self._held.add(reference)
@@ -104,7 +108,10 @@ class _Tally:
     def need(self, received: int, sent: int, recompute: bool) -> StageMemory:
         activations = self._activations
         moving = 2 * (received + sent) + self._inputs
-        workspace = _WORKSPACE_COPIES * self._largest + (activations if recompute else 0)
+        # A microbatch whose weights' gradients are put off, and the one whose backward comes next.
+        deferred = (MOST_DEFERRED + 1) * self._deferred if received else 0
+        recomputed = (MOST_DEFERRED + 1 if received else 1) * activations if recompute else 0
+        workspace = _WORKSPACE_COPIES * self._largest + deferred + recomputed
         return StageMemory(fixed_bytes=self._state + workspace, microbatch_bytes=moving if recompute else moving + activations)
 
     def _hold(self, reference: Reference) -> None:
