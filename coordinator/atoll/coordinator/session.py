@@ -89,6 +89,9 @@ class PeerSession:
                 return self._close_reason
             return reader.result() if reader.done() else writer.result()
         finally:
+            self._outbox.close()
+            # A write that is cancelled half-way would keep the stream's end from the peer.
+            await asyncio.wait((writer,), timeout=LAST_WORD_SECONDS)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
