@@ -87,4 +87,7 @@ async def test_a_wrong_job_is_bad_usage_at_once(tmp_path: Path) -> None:
         assert ended.status == 2
         assert "training.microbatch" in ended.errors.splitlines()[-1]
         assert ended.output == ""
+    ended = await run_command("swarm", write_job(tmp_path), "--peers", "2", "--set", "plan.stages=3")
+    assert ended.status == 2
+    assert "--peers" in ended.errors
     assert not (tmp_path / "state").exists()

@@ -55,9 +55,11 @@ def command(
     from atoll.protocol.job import load_job
 
     path = job or default_job()
-    name = load_job(path, overrides or ()).name
+    loaded = load_job(path, overrides or ())
+    if loaded.plan.stages != "auto" and loaded.plan.stages > peers:
+        raise UsageError(f"plan.stages is {loaded.plan.stages}, and each stage needs a peer: start more with --peers")
     settings = SwarmSettings(
-        job=path, peers=peers, state=state or new_state(name), overrides=tuple(overrides or ()), json=as_json
+        job=path, peers=peers, state=state or new_state(loaded.name), overrides=tuple(overrides or ()), json=as_json
     )
     raise typer.Exit(asyncio.run(Swarm(settings).run()))
 
@@ -140,7 +142,7 @@ class Swarm:
             self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
 
     async def _watch(self, coordinator: Child) -> None:
-        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a run that has not begun loses one."""
+        """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a peer is lost before the first step."""
         end = asyncio.ensure_future(coordinator.ended())
         interrupted = asyncio.ensure_future(self._interrupted.wait())
         watches = asyncio.gather(*(self._watch_peer(peer, end) for peer in self._children if peer is not coordinator))
