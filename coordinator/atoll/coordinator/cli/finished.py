@@ -24,7 +24,7 @@ def report(folder: Folder = None, as_json: AsJson = False) -> None:
     history = _history(state)
     write_curve(history, state / CURVE, state.name)
     if as_json:
-        print(json.dumps({"event": "report", **dataclasses.asdict(history), "tokens_per_second": history.tokens_per_second}))
+        print(json.dumps({"event": "report", **dataclasses.asdict(history)}))
     else:
         print("\n".join(summary_lines(history, state)))
 

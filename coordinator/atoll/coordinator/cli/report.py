@@ -14,24 +14,22 @@ from atoll.coordinator.run_files import CURVE, METRICS, WEIGHTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The course of a run, read from its metrics: (step, loss) pairs and sums over the committed steps."""
+    """The course of a run, read from its metrics: (step, loss) pairs, and its length and speed.
+
+    Those of a finished run are what it said itself, evaluations included; else they are over the committed steps.
+    """
 
     losses: tuple[tuple[int, float], ...]
     validation: tuple[tuple[int, float], ...]
-    tokens: int
     seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Over all committed steps; zero before the first."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    tokens_per_second: float
 
 
 def read_history(state: Path) -> History:
     """The history in ``state``; empty when the run committed no step."""
     losses: dict[int, float] = {}
     validation: dict[int, float] = {}
-    tokens, seconds = 0, 0.0
+    tokens, seconds, speed = 0, 0.0, None
     for entry in _entries(state / METRICS):
         if entry.get("event") == "step" and entry["loss"] is not None:
             losses[entry["step"]] = entry["loss"]
@@ -39,7 +37,11 @@ def read_history(state: Path) -> History:
             seconds += entry["seconds"]
         elif entry.get("event") == "evaluation" and entry["loss"] is not None:
             validation[entry["step"]] = entry["loss"]
-    return History(losses=tuple(losses.items()), validation=tuple(validation.items()), tokens=tokens, seconds=seconds)
+        elif entry.get("event") == "finished":
+            seconds, speed = entry["seconds"], entry["tokens_per_second"]
+    if speed is None:
+        speed = tokens / seconds if seconds else 0.0
+    return History(losses=tuple(losses.items()), validation=tuple(validation.items()), seconds=seconds, tokens_per_second=speed)
 
 
 def _entries(metrics: Path) -> Iterator[dict[str, Any]]:

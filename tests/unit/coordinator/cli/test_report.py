@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
-from atoll.coordinator.events import EvaluationEvent, Event, VoidEvent
+from atoll.coordinator.events import EvaluationEvent, Event, FinishedEvent, VoidEvent
 from atoll.coordinator.run_files import CURVE, METRICS, WEIGHTS
 from support.events import step_event
 
@@ -26,6 +26,13 @@ def test_history_holds_committed_steps_and_evaluations(tmp_path: Path) -> None:
     assert history.losses == ((1, 5.5), (2, 4.5))
     assert history.validation == ((2, 4.75),)
     assert history.tokens_per_second == 40.0
+
+
+def test_a_finished_run_says_itself_how_long_it_took(tmp_path: Path) -> None:
+    finished = FinishedEvent(steps=1, loss=5.0, seconds=8.0, tokens_per_second=12.5, weights="w")
+    write_metrics(tmp_path, [step_event(1, tokens=100, seconds=2.0), finished])
+    history = read_history(tmp_path)
+    assert (history.seconds, history.tokens_per_second) == (8.0, 12.5)
 
 
 def test_a_line_cut_short_by_a_kill_is_passed_over(tmp_path: Path) -> None:
