@@ -13,10 +13,10 @@ from atoll.coordinator.cli.processes import Child, end_all, last_line
 from support.waiting import assert_eventually
 
 STUBBORN = """
-import signal, sys, time
+import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
