@@ -81,9 +81,11 @@ def bench(
 def main() -> None:
     """Entry point of ``atoll-peer``: errors in one sentence, exit status 2 for bad usage."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log lines repeat, in its own words, what errors here say
+    from atoll.peer.allocator import keep_memory_for_tensors
     from atoll.peer.no_compiler import leave_out_compiler
     from atoll.protocol.errors import JobError
 
+    keep_memory_for_tensors()
     leave_out_compiler()
     signal.signal(signal.SIGTERM, _end_early)
     try:
