@@ -8,7 +8,8 @@ argument that depends on parameters alone: for a linear layer, the matrix produc
 received values only, and captures the gradient that arrives at each crossing. The second half starts again at each crossing
 with the captured gradient and runs towards its parameters only; nothing is computed twice except within the crossing itself,
 whose kernels compute the gradient of each argument separately. A parameter that is reached through several crossings, or
-without any, gets its gradient in the first half.
+without any, gets its gradient in the first half; so do the vectors of a crossing without a matrix (a normalisation), whose
+kernels would read their operands a second time for little work.
 
 Bits. Autograd executes nodes in descending order of creation, whichever of them take part, and adds up what arrives at a node
 in that order. Leaving nodes out changes neither, so both halves together give what one ``torch.autograd.backward`` gives.
@@ -134,7 +135,9 @@ def _crossings(
             joint.append(leaves[key])
         else:
             alone.setdefault(node, []).append(leaves[key])
-    return joint, [(visited[node], below) for node, below in alone.items()]
+    deferred = {node: below for node, below in alone.items() if any(leaf.dim() > 1 for leaf in below)}
+    joint += [leaf for node, below in alone.items() if node not in deferred for leaf in below]
+    return joint, [(visited[node], below) for node, below in deferred.items()]
 
 
 def _deferred(

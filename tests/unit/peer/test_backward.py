@@ -80,7 +80,19 @@ CASES: dict[str, Case] = {
     "parameters alone": (lambda x, bias: x * 2 + (bias * bias).sum(), (3, 8), ((8,),)),
     "scale and bias": (lambda x, scale, bias: x * scale + bias + x, (3, 8), ((8,), (8,))),
 }
-AT_ONCE = {"weight twice", "recurrent"}
+AT_ONCE = {
+    "weight twice",
+    "recurrent",
+    "layer norm",
+    "rms norm",
+    "group norm",
+    "batch norm",
+    "prelu",
+    "view in place",
+    "parameters alone",
+    "scale and bias",
+}
+"""Nothing is put off: there is no matrix, or it is reached on several ways."""
 
 
 def leaves(case: Case) -> list[Tensor]:

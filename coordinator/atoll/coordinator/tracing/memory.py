@@ -15,7 +15,7 @@ from atoll.coordinator.tracing.cuts import crossing_values
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.rehearsal import Rehearsal
 from atoll.protocol.assignment import MOST_DEFERRED
-from atoll.protocol.graph import BufferReference, InputReference, ParameterReference, Reference, ValueReference
+from atoll.protocol.graph import BufferReference, InputReference, Node, ParameterReference, Reference, ValueReference
 
 _OPTIMIZER_COPIES = {"adamw": 2, "sgd": 0}
 _WORKSPACE_COPIES = 3
@@ -59,6 +59,11 @@ class MemoryModel:
         copies = 1 + self._uses[name] + self._optimizer_copies if spec.trainable else 1
         return copies * spec.num_bytes
 
+    def is_deferred(self, node: Node) -> bool:
+        """Whether the gradients of the node's weights are put off: those of matrices are, not those of vectors alone."""
+        names = (reference.name for reference in node.references() if isinstance(reference, ParameterReference))
+        return any(self._parameters[name].trainable and len(self._parameters[name].shape) > 1 for name in names)
+
     def all_needs(self, positions: Sequence[int]) -> dict[tuple[int, int, bool], StageMemory]:
         """The need of every range between two of ``positions``, by their numbers. Each range grows from the one before."""
         needs = {}
@@ -98,7 +103,7 @@ class _Tally:
                 self._saved[number] = size
             self._largest = max(self._largest, cost.output_bytes)
         for node, cost in zip(self._model.nodes[first:end], self._model.costs[first:end], strict=True):
-            if any(isinstance(reference, ParameterReference) for reference in node.references()):
+            if self._model.is_deferred(node):
                 self._deferred += cost.output_bytes
             for reference in node.references():
                 if not isinstance(reference, ValueReference) and reference not in self._held:
