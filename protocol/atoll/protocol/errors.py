@@ -10,7 +10,6 @@
     │   └── CorruptMessage  a message whose checksum or size disagrees with its header
     ├── LinkError           a neighbour that cannot be reached, went silent, or keeps sending corrupt messages
     ├── SessionError        the coordinator refused this peer, or cannot be reached
-    ├── DeadlineExceeded    a wait that ended: for whom, for how long
     ├── NumericalFault      a loss or gradient that is not finite: stage and step
     ├── RunFailed           the run cannot go on: the last line says why
     └── ResourceError       a port in use, a full disk, too little memory: what to do
@@ -86,10 +85,6 @@ class LinkError(AtollError):
 
 class SessionError(AtollError):
     """The coordinator refused this peer or cannot be reached."""
-
-
-class DeadlineExceeded(AtollError):
-    """A wait that ended. The sentence says for whom or what, and after how many seconds."""
 
 
 class NumericalFault(AtollError):

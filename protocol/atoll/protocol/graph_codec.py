@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from google.protobuf.message import DecodeError
-
 from atoll.protocol.argument_codec import (
     argument_from_proto,
     argument_to_proto,
@@ -18,7 +16,6 @@ from atoll.protocol.argument_codec import (
     value_from_proto,
     value_to_proto,
 )
-from atoll.protocol.errors import WireError
 from atoll.protocol.graph import (
     Boundary,
     BufferSpec,
@@ -99,34 +96,6 @@ def stage_graph_from_proto(message: wire.StageGraph) -> StageGraph:
         metrics=_metrics_from_proto(message.metrics),
         example=_example_from_proto(message.example),
     )
-
-
-def stage_graph_to_bytes(graph: StageGraph) -> bytes:
-    """The stage as it is stored and hashed: equal graphs give equal bytes."""
-    return stage_graph_to_proto(graph).SerializeToString(deterministic=True)
-
-
-def stage_graph_from_bytes(data: bytes) -> StageGraph:
-    """Inverse of :func:`stage_graph_to_bytes`; raises WireError for anything else."""
-    try:
-        message = wire.StageGraph.FromString(data)
-    except DecodeError as error:
-        raise WireError("these bytes are no stage graph") from error
-    return stage_graph_from_proto(message)
-
-
-def op_graph_to_bytes(graph: OpGraph) -> bytes:
-    """The graph as it is stored and hashed: equal graphs give equal bytes."""
-    return op_graph_to_proto(graph).SerializeToString(deterministic=True)
-
-
-def op_graph_from_bytes(data: bytes) -> OpGraph:
-    """Inverse of :func:`op_graph_to_bytes`; raises WireError for anything else."""
-    try:
-        message = wire.OpGraph.FromString(data)
-    except DecodeError as error:
-        raise WireError("these bytes are no op graph") from error
-    return op_graph_from_proto(message)
 
 
 def _spec_to_proto(spec: TensorSpec) -> wire.TensorSpec:

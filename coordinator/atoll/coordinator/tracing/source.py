@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,10 +100,6 @@ class BuiltModel:
             return self.constants[name]
         names = StateNames(self.state_module)
         return self.recording.value(names.named(name), run_seed)
-
-    def computed_values(self, names: Iterable[str], run_seed: int) -> Iterator[tuple[str, Tensor]]:
-        """:meth:`computed_value` of each of ``names``, one at a time."""
-        return ((name, self.computed_value(name, run_seed)) for name in names)
 
 
 def open_source(model: ModelSection) -> ModelSource:

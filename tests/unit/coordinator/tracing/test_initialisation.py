@@ -190,7 +190,7 @@ def test_what_cannot_be_replayed_is_made_by_the_coordinator() -> None:
     names = StateNames(model.module)
     found = model.recording.programs(names)
     assert found["big"] is None
-    computed = dict(model.computed_values(("big", "given", "never_set"), 7))
+    computed = {name: model.computed_value(name, 7) for name in ("big", "given", "never_set")}
     assert torch.equal(computed["big"], torch.arange(1000.0) ** 2)
     assert torch.allclose(computed["given"], torch.linspace(0, 1, 200) ** 2)
     assert torch.equal(computed["never_set"], torch.zeros(7))
