@@ -23,7 +23,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """What a peer says of itself when it joins."""
+    """What a peer says of itself when it joins. Peers of one ``machine`` (empty: it has none in common with others) share its
+    ``cores``; the owner's caps are None where there are none."""
 
     protocol_version: int
     version: str
@@ -33,6 +34,11 @@ class Introduction:
     threads: int
     memory_bytes: int
     flops_per_second: float
+    machine: str = ""
+    cores: int = 0
+    disk_bytes: int = 0
+    max_upload_bytes_per_second: float | None = None
+    max_download_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

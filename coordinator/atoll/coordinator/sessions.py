@@ -138,4 +138,11 @@ class Sessions:
 
 def _offer(member: Member) -> PeerOffer:
     said = member.introduction
-    return PeerOffer(name=member.name, flops_per_second=said.flops_per_second, memory_bytes=said.memory_bytes)
+    return PeerOffer(
+        name=member.name,
+        flops_per_second=said.flops_per_second,
+        memory_bytes=said.memory_bytes,
+        machine=said.machine,
+        cores=said.cores,
+        threads=said.threads,
+    )

@@ -43,6 +43,11 @@ def introduction(join: session_pb2.Join) -> Introduction:
         threads=join.threads,
         memory_bytes=join.memory_bytes,
         flops_per_second=join.flops_per_second,
+        machine=join.machine,
+        cores=join.cores,
+        disk_bytes=join.disk_bytes,
+        max_upload_bytes_per_second=join.max_upload_bytes_per_second or None,
+        max_download_bytes_per_second=join.max_download_bytes_per_second or None,
     )
 
 

@@ -129,6 +129,8 @@ class Peer:
             threads=profile.threads,
             memory_bytes=profile.memory_bytes,
             flops_per_second=profile.flops_per_second,
+            machine=profile.machine,
+            cores=profile.cores,
         )
 
     def _on_coordinator(self, received: Received) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +22,24 @@ _ROWS = {
 _EXPANSION = 4  # as in the feed-forward part of a transformer
 _SECONDS = 0.3
 _FEWEST_REPETITIONS = 10
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """``memory_bytes`` is what the peer may use, its cap included; ``flops_per_second`` counts forward and backward in fp32."""
+    """``memory_bytes`` is what the peer may use, its cap included; ``flops_per_second`` counts forward and backward in fp32.
+
+    Peers that name the same ``machine`` share its ``cores``; a peer that computes on a device of its own names none."""
 
     device: str
     threads: int
     flops_per_second: float
     memory_bytes: int
     resident_bytes: int
+    machine: str
+    cores: int
 
 
 def choose_device(text: str | None) -> str:
@@ -70,7 +77,25 @@ def measure(
         flops_per_second=speed,
         memory_bytes=free if memory_cap_bytes is None else min(free, memory_cap_bytes),
         resident_bytes=resident_bytes(),
+        machine=machine_name() if torch.device(device).type == "cpu" else "",
+        cores=usable_cores(),
     )
+
+
+def machine_name() -> str:
+    """The same text in every process of this machine, containers included, and in no other; tells nothing else about it."""
+    try:
+        identity = _BOOT_ID.read_text().strip()
+    except OSError:
+        identity = f"{platform.node()} {psutil.boot_time():.0f}"
+    return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+
+
+def usable_cores() -> int:
+    """The processors that this process may run on."""
+    process = psutil.Process()
+    affinity = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
+    return len(affinity) if affinity else psutil.cpu_count() or 1
 
 
 def flops_per_second(device: str, *, seconds: float = _SECONDS) -> float:

@@ -36,6 +36,7 @@ class Kind(IntEnum):
     TIED_GRADIENT = 4
     STATE = 5
     ASSIGNMENT = 6
+    MEASUREMENT = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

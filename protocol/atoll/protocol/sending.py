@@ -23,6 +23,7 @@ _URGENCY: Mapping[Kind, int] = {
     Kind.ACTIVATION: 1,
     Kind.BATCH: 2,
     Kind.ASSIGNMENT: 2,
+    Kind.MEASUREMENT: 2,
     Kind.STATE: 3,
 }
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.membership import Introduction, Member, Membership, Refusal
+from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.ids import PeerId
 
 HERE = "ipv4:127.0.0.1:50000"
 
 GOOD = Introduction(
-    protocol_version=1,
+    protocol_version=PROTOCOL_VERSION,
     version="0.1.0",
     name="a",
     address="127.0.0.1:4000",
@@ -33,7 +34,7 @@ def admit(membership: Membership, came_from: str = HERE, now: float = 0.0, **cha
     [
         (
             {"protocol_version": 7, "version": "9.0"},
-            "protocol 1 (atoll 0.1.0), the peer protocol 7 (atoll 9.0); install",
+            f"protocol {PROTOCOL_VERSION} (atoll 0.1.0), the peer protocol 7 (atoll 9.0); install",
         ),
         ({"name": ""}, "--name"),
         ({"name": "a b"}, "'a b' is not a name; give --name"),

@@ -74,10 +74,15 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSeconds:
-    """What a peer measured: seconds of all segments before each position, forward and backward."""
+    """What a peer measured: sums over all segments before each position, in seconds.
+
+    ``backward`` is until the gradients of what a segment received are there, ``accumulate`` the gradients of its weights
+    after that; ``update`` is the optimizer's, once a step."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    accumulate: tuple[float, ...]
+    update: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,9 @@ class PeerOffer:
     """What a peer said of itself at joining, and what was measured of it. ``measured`` replaces the estimate from
     ``flops_per_second``; ``overhead_seconds`` is added to each work.
 
-    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends.
+    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends. Peers that name the same
+    ``machine`` share its ``cores``: while more of their ``threads`` compute than there are, each gets its part. An empty name
+    is a machine of its own.
     """
 
     name: PeerId
@@ -95,6 +102,9 @@ class PeerOffer:
     overhead_seconds: float = 0.0
     parameter_bytes_per_second: float = PARAMETER_BYTES_PER_SECOND
     trusted: bool = True
+    machine: str = ""
+    cores: int = 0
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_TIED_GRADIENT: _ClassVar[Kind]
     KIND_STATE: _ClassVar[Kind]
     KIND_ASSIGNMENT: _ClassVar[Kind]
+    KIND_MEASUREMENT: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 KIND_BATCH: Kind
 KIND_ACTIVATION: Kind
@@ -23,6 +24,7 @@ KIND_GRADIENT: Kind
 KIND_TIED_GRADIENT: Kind
 KIND_STATE: Kind
 KIND_ASSIGNMENT: Kind
+KIND_MEASUREMENT: Kind
 
 class MessageKey(_message.Message):
     __slots__ = ("generation", "step", "microbatch", "kind", "source_stage", "target_stage", "evaluation")

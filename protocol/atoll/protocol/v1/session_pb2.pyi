@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Join(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second")
+    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,11 @@ class Join(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MAX_DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     name: str
@@ -26,7 +31,44 @@ class Join(_message.Message):
     threads: int
     memory_bytes: int
     flops_per_second: float
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ...) -> None: ...
+    machine: str
+    cores: int
+    disk_bytes: int
+    max_upload_bytes_per_second: float
+    max_download_bytes_per_second: float
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ...) -> None: ...
+
+class Measured(_message.Message):
+    __slots__ = ("kind", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds", "cached", "failure")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    forward_seconds: float
+    backward_seconds: float
+    accumulate_seconds: float
+    update_seconds: float
+    cached: bool
+    failure: str
+    def __init__(self, kind: _Optional[str] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., accumulate_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ..., cached: bool = ..., failure: _Optional[str] = ...) -> None: ...
+
+class Probed(_message.Message):
+    __slots__ = ("number", "failure", "round_trip_seconds", "upload_bytes_per_second", "download_bytes_per_second")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    failure: str
+    round_trip_seconds: float
+    upload_bytes_per_second: float
+    download_bytes_per_second: float
+    def __init__(self, number: _Optional[int] = ..., failure: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., upload_bytes_per_second: _Optional[float] = ..., download_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("generation", "resident_bytes")
@@ -80,7 +122,7 @@ class LinkUse(_message.Message):
     def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ...) -> None: ...
 
 class StageReport(_message.Message):
-    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links")
+    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +131,10 @@ class StageReport(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     evaluation: bool
@@ -97,7 +143,11 @@ class StageReport(_message.Message):
     compute_seconds: float
     resident_bytes: int
     links: _containers.RepeatedCompositeFieldContainer[LinkUse]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+    forward_seconds: float
+    backward_seconds: float
+    accumulate_seconds: float
+    update_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., accumulate_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("generation", "step", "kind", "reason", "accused")
@@ -168,7 +218,7 @@ class Leave(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("join", "ready", "report", "fault", "voided", "progress", "stored", "leave", "frame")
+    __slots__ = ("join", "ready", "report", "fault", "voided", "progress", "stored", "leave", "measured", "probed", "frame")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +227,8 @@ class PeerMessage(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    PROBED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     join: Join
     ready: Ready
@@ -186,8 +238,10 @@ class PeerMessage(_message.Message):
     progress: Progress
     stored: Stored
     leave: Leave
+    measured: Measured
+    probed: Probed
     frame: _frames_pb2.Frame
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[StageReport, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., voided: _Optional[_Union[Voided, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[StageReport, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., voided: _Optional[_Union[Voided, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run", "name")
@@ -249,6 +303,18 @@ class Store(_message.Message):
     step: int
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
+class Probe(_message.Message):
+    __slots__ = ("number", "peer", "address", "limit_seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    peer: str
+    address: str
+    limit_seconds: float
+    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., limit_seconds: _Optional[float] = ...) -> None: ...
+
 class End(_message.Message):
     __slots__ = ("finished", "reason")
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -258,7 +324,7 @@ class End(_message.Message):
     def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end")
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +333,7 @@ class CoordinatorMessage(_message.Message):
     VOID_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     frame: _frames_pb2.Frame
@@ -275,7 +342,8 @@ class CoordinatorMessage(_message.Message):
     void: Void
     store: Store
     end: End
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
     __slots__ = ("peer", "generation", "names")
