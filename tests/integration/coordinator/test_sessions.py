@@ -13,7 +13,7 @@ import grpc
 from atoll.coordinator.events import PausedEvent, PeerEvent, ResumedEvent, StepEvent, VoidEvent
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
-from atoll.protocol.channel import open_channel
+from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
 from atoll.protocol.ids import Generation
 from atoll.protocol.messages import Kind
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
@@ -99,7 +99,7 @@ async def test_refusals_say_what_to_do(tmp_path: Path) -> None:
             assert "--name" in rejected.reason
         async with scripted(run, "b", protocol_version=7, version="9.9") as (b,):
             reason = (await b.hears("rejected")).reason
-            assert "speaks protocol 1" in reason
+            assert f"speaks protocol {PROTOCOL_VERSION}" in reason
             assert "the peer protocol 7 (atoll 9.9)" in reason
         async with scripted(run, "c", address="0.0.0.0:80") as (c,):
             assert "--advertise" in (await c.hears("rejected")).reason
