@@ -21,9 +21,11 @@ import grpc.aio
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.events import Event
+from atoll.coordinator.fleet_report import fleet_reply, line_of
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.offload import Offload
+from atoll.coordinator.planning.network import build_network
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.events import ExportAsked, GraphReady, RunEvent, StopAsked, Tick, WeightsWritten, WorkFailed
 from atoll.coordinator.run.machine import RunMachine
@@ -157,6 +159,12 @@ class Coordinator:
             bytes_sent=self._measurements.bytes_sent,
             now=time.monotonic(),
         )
+
+    def fleet(self) -> operator_pb2.FleetReply:
+        """What is known of the peers that are here and of their links, as a plan would take it."""
+        members = tuple(self._sessions.membership)
+        lines = {member.name: line_of(member) for member in members}
+        return fleet_reply(members, {}, build_network(lines, lines=lines))
 
     async def export(self) -> operator_pb2.ExportReply:
         """Write the weights of the last committed step to a file. Raises RunFailed when there are none."""

@@ -35,6 +35,8 @@ class OperatorDesk(Protocol):
 
     def status(self) -> operator_pb2.StatusReply: ...
 
+    def fleet(self) -> operator_pb2.FleetReply: ...
+
     def stop(self, reason: str) -> None: ...
 
     async def export(self) -> operator_pb2.ExportReply: ...
@@ -86,6 +88,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
     async def Status(self, request: operator_pb2.StatusRequest, context: object) -> operator_pb2.StatusReply:
         """How the run stands."""
         return self._desk.status()
+
+    async def Fleet(self, request: operator_pb2.FleetRequest, context: object) -> operator_pb2.FleetReply:
+        """What is known of the peers and of their links."""
+        return self._desk.fleet()
 
     async def Stop(self, request: operator_pb2.StopRequest, context: object) -> operator_pb2.StopReply:
         """End the run after the step that is running."""

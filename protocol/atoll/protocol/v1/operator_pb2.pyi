@@ -1,3 +1,4 @@
+from atoll.protocol.v1 import session_pb2 as _session_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerStatus(_message.Message):
-    __slots__ = ("name", "state", "address", "device", "stage", "layers", "memory_bytes", "resident_bytes", "flops_per_second", "phase", "waiting_for", "silent_seconds", "bytes_sent")
+    __slots__ = ("name", "state", "address", "device", "stage", "layers", "memory_bytes", "resident_bytes", "flops_per_second", "phase", "waiting_for", "silent_seconds", "bytes_sent", "machine", "cores", "threads", "predicted_memory_bytes", "measured_memory_bytes", "predicted_compute_seconds", "measured_compute_seconds", "measurement")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +22,14 @@ class PeerStatus(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     address: str
@@ -34,14 +43,46 @@ class PeerStatus(_message.Message):
     waiting_for: str
     silent_seconds: float
     bytes_sent: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., stage: _Optional[int] = ..., layers: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., silent_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
+    machine: str
+    cores: int
+    threads: int
+    predicted_memory_bytes: int
+    measured_memory_bytes: int
+    predicted_compute_seconds: float
+    measured_compute_seconds: float
+    measurement: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., stage: _Optional[int] = ..., layers: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., silent_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., predicted_memory_bytes: _Optional[int] = ..., measured_memory_bytes: _Optional[int] = ..., predicted_compute_seconds: _Optional[float] = ..., measured_compute_seconds: _Optional[float] = ..., measurement: _Optional[str] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("source", "target", "codec", "estimated", "predicted_bytes_per_second", "measured_bytes_per_second", "round_trip_seconds", "predicted_seconds", "measured_seconds", "bytes")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    codec: str
+    estimated: bool
+    predicted_bytes_per_second: float
+    measured_bytes_per_second: float
+    round_trip_seconds: float
+    predicted_seconds: float
+    measured_seconds: float
+    bytes: int
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., codec: _Optional[str] = ..., estimated: bool = ..., predicted_bytes_per_second: _Optional[float] = ..., measured_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., predicted_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "state", "reason", "state_seconds", "step", "steps", "loss", "tokens_per_second", "generation", "peers")
+    __slots__ = ("run", "state", "reason", "state_seconds", "step", "steps", "loss", "tokens_per_second", "generation", "peers", "links", "predicted_step_seconds", "measured_step_seconds")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +93,9 @@ class StatusReply(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     run: str
     state: str
     reason: str
@@ -62,7 +106,60 @@ class StatusReply(_message.Message):
     tokens_per_second: float
     generation: int
     peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
-    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., generation: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    predicted_step_seconds: float
+    measured_step_seconds: float
+    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., generation: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., predicted_step_seconds: _Optional[float] = ..., measured_step_seconds: _Optional[float] = ...) -> None: ...
+
+class FleetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FleetPeer(_message.Message):
+    __slots__ = ("name", "device", "flops_per_second", "memory_bytes", "machine", "cores", "threads", "max_upload_bytes_per_second", "max_download_bytes_per_second", "measured")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    MAX_UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MAX_DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    device: str
+    flops_per_second: float
+    memory_bytes: int
+    machine: str
+    cores: int
+    threads: int
+    max_upload_bytes_per_second: float
+    max_download_bytes_per_second: float
+    measured: _containers.RepeatedCompositeFieldContainer[_session_pb2.Measured]
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., flops_per_second: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., measured: _Optional[_Iterable[_Union[_session_pb2.Measured, _Mapping]]] = ...) -> None: ...
+
+class FleetLink(_message.Message):
+    __slots__ = ("source", "target", "bytes_per_second", "latency_seconds", "estimated")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    bytes_per_second: float
+    latency_seconds: float
+    estimated: bool
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., latency_seconds: _Optional[float] = ..., estimated: bool = ...) -> None: ...
+
+class FleetReply(_message.Message):
+    __slots__ = ("peers", "links")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[FleetPeer]
+    links: _containers.RepeatedCompositeFieldContainer[FleetLink]
+    def __init__(self, peers: _Optional[_Iterable[_Union[FleetPeer, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[FleetLink, _Mapping]]] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)

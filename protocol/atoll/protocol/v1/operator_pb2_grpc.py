@@ -39,6 +39,11 @@ class OperatorStub(object):
                 request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Fleet = channel.unary_unary(
+                '/atoll.protocol.v1.Operator/Fleet',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.FleetRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.FleetReply.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/atoll.protocol.v1.Operator/Stop',
                 request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.StopRequest.SerializeToString,
@@ -55,6 +60,12 @@ class OperatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fleet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,6 +90,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.StatusRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.StatusReply.SerializeToString,
+            ),
+            'Fleet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fleet,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.FleetRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.FleetReply.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -118,6 +134,33 @@ class Operator(object):
             '/atoll.protocol.v1.Operator/Status',
             atoll_dot_protocol_dot_v1_dot_operator__pb2.StatusRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_operator__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.Operator/Fleet',
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.FleetRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.FleetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,99 @@
+"""All that a coordinator knows of its peers and of the links between them, as ``Operator.Fleet`` tells it, and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from atoll.coordinator.membership import Member
+from atoll.coordinator.planning.network import Network, PeerLine
+from atoll.coordinator.planning.segments import PeerOffer
+from atoll.protocol.ids import PeerId
+from atoll.protocol.v1 import operator_pb2, session_pb2
+
+
+def fleet_reply(
+    members: Iterable[Member], measured: Mapping[PeerId, Sequence[session_pb2.Measured]], network: Network
+) -> operator_pb2.FleetReply:
+    """The answer for ``members``; ``network`` knows them all."""
+    present = tuple(members)
+    own = network.select([member.name for member in present])
+    links = [
+        operator_pb2.FleetLink(
+            source=source,
+            target=target,
+            bytes_per_second=float(own.rate[one, other]),
+            latency_seconds=float(own.latency[one, other]),
+            estimated=bool(own.estimated[one, other]),
+        )
+        for one, source in enumerate(own.names)
+        for other, target in enumerate(own.names)
+        if one != other
+    ]
+    return operator_pb2.FleetReply(peers=[_peer(member, measured.get(member.name, ())) for member in present], links=links)
+
+
+def _peer(member: Member, measured: Sequence[session_pb2.Measured]) -> operator_pb2.FleetPeer:
+    said = member.introduction
+    return operator_pb2.FleetPeer(
+        name=said.name,
+        device=said.device,
+        flops_per_second=said.flops_per_second,
+        memory_bytes=said.memory_bytes,
+        machine=said.machine,
+        cores=said.cores,
+        threads=said.threads,
+        max_upload_bytes_per_second=said.max_upload_bytes_per_second or 0.0,
+        max_download_bytes_per_second=said.max_download_bytes_per_second or 0.0,
+        measured=measured,
+    )
+
+
+def offers_in(reply: operator_pb2.FleetReply) -> tuple[PeerOffer, ...]:
+    """The peers as the planner takes them, without what was measured: that is by kinds of segments, and which segments are of
+    which kind depends on the job."""
+    return tuple(
+        PeerOffer(
+            name=PeerId(peer.name),
+            flops_per_second=peer.flops_per_second,
+            memory_bytes=peer.memory_bytes,
+            machine=peer.machine,
+            cores=peer.cores,
+            threads=peer.threads,
+        )
+        for peer in reply.peers
+    )
+
+
+def measured_in(reply: operator_pb2.FleetReply) -> dict[PeerId, dict[str, session_pb2.Measured]]:
+    """For each peer what was measured, by the kind's fingerprint."""
+    return {PeerId(peer.name): {entry.kind: entry for entry in peer.measured} for peer in reply.peers}
+
+
+def network_in(reply: operator_pb2.FleetReply) -> Network:
+    """The links as the coordinator counts on them."""
+    names = tuple(PeerId(peer.name) for peer in reply.peers)
+    places = {name: index for index, name in enumerate(names)}
+    shape = (len(names), len(names))
+    rate, latency, estimated = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+    for link in reply.links:
+        pair = places[PeerId(link.source)], places[PeerId(link.target)]
+        rate[pair], latency[pair], estimated[pair] = link.bytes_per_second, link.latency_seconds, link.estimated
+    return Network(
+        names=names,
+        rate=rate,
+        latency=latency,
+        upload=np.array([peer.max_upload_bytes_per_second or np.inf for peer in reply.peers]),
+        download=np.array([peer.max_download_bytes_per_second or np.inf for peer in reply.peers]),
+        estimated=estimated,
+    )
+
+
+def line_of(member: Member) -> PeerLine:
+    """What the owner lets the peer use of its line."""
+    said = member.introduction
+    return PeerLine(
+        upload_bytes_per_second=said.max_upload_bytes_per_second,
+        download_bytes_per_second=said.max_download_bytes_per_second,
+    )
