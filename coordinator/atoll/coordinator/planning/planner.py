@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atoll.coordinator.planning.bottleneck import Bottleneck, find_bottleneck
-from atoll.coordinator.planning.costs import Constraints, MemoryTable, cost_table, memory_table
+from atoll.coordinator.planning.costs import Constraints, cost_table, memory_table
 from atoll.coordinator.planning.cuts import Layout
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
@@ -66,21 +66,44 @@ class Planned:
 
 def plan_placement(request: PlanRequest) -> Planned:
     """The best placement found. Raises PlacementError with a sentence that says what is missing, and how much."""
-    peers = tuple(sorted(request.peers, key=lambda peer: (natural_order(peer.name), peer.name)))
-    _check_names(peers, request)
-    network = request.network.select([peer.name for peer in peers])
-    memory = memory_table(request.segments)
-    predictor = _predictor(request, peers, network, memory)
+    situation = situation_of(request)
+    predictor = predictor_of(situation)
     found = search(predictor, request.constraints.num_stages)
     if found is None:
         raise refuse(predictor, request.constraints)
-    layout, in_flight = found.layout, found.in_flight
+    return describe(situation, predictor, found.layout, found.in_flight)
+
+
+def situation_of(request: PlanRequest) -> Situation:
+    """The request with its peers in the planner's order. Raises PlacementError for names that are wrong."""
+    peers = tuple(sorted(request.peers, key=lambda peer: (natural_order(peer.name), peer.name)))
+    _check_names(peers, request)
+    return Situation(
+        segments=request.segments,
+        peers=peers,
+        network=request.network.select([peer.name for peer in peers]),
+        constraints=request.constraints,
+        memory=memory_table(request.segments),
+    )
+
+
+def predictor_of(situation: Situation, always: frozenset[PeerId] = frozenset()) -> Predictor:
+    """Everything the search looks up, for all peers or, where these are very many, for the useful ones and ``always``."""
+    peers, network = situation.peers, situation.network
+    segments, constraints, memory = situation.segments, situation.constraints, situation.memory
+    if len(peers) > SHORTLIST:
+        chosen = frozenset(shortlist(segments, peers, network, constraints, memory))
+        peers = tuple(peer for index, peer in enumerate(peers) if index in chosen or peer.name in always)
+        network = network.select([peer.name for peer in peers])
+    table = cost_table(segments, peers, network, constraints, memory)
+    return Predictor.of(segments, peers, network, constraints, memory, table)
+
+
+def describe(situation: Situation, predictor: Predictor, layout: Layout, in_flight: tuple[int, ...]) -> Planned:
+    """What ``layout`` is predicted to do."""
     pipeline = predictor.pipeline(layout, in_flight)
     simulation = simulate(pipeline, record=True)
     used = tuple(predictor.peers[peer].name for peer in layout.peers)
-    situation = Situation(
-        segments=request.segments, peers=peers, network=network, constraints=request.constraints, memory=memory
-    )
     return Planned(
         stages=_stages(predictor, layout, in_flight),
         spares=explain_spares(situation, frozenset(used), pipeline),
@@ -89,16 +112,6 @@ def plan_placement(request: PlanRequest) -> Planned:
         pipeline=pipeline,
         simulation=simulation,
     )
-
-
-def _predictor(request: PlanRequest, peers: tuple[PeerOffer, ...], network: Network, memory: MemoryTable) -> Predictor:
-    """Everything the search looks up, for all peers or, where these are very many, for the useful ones."""
-    if len(peers) > SHORTLIST:
-        chosen = shortlist(request.segments, peers, network, request.constraints, memory)
-        peers = tuple(peers[index] for index in chosen)
-        network = network.select([peer.name for peer in peers])
-    table = cost_table(request.segments, peers, network, request.constraints, memory)
-    return Predictor.of(request.segments, peers, network, request.constraints, memory, table)
 
 
 def as_plan(planned: Planned, segments: Segments) -> Plan:

@@ -5,7 +5,7 @@ Deterministic: random numbers come from a fixed seed, and effort is counted in e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import permutations
 
 import numpy as np
@@ -48,14 +48,26 @@ _RECUT_PACES = (1.0, 0.93)
 _TUNED = 20
 
 
-def search(predictor: Predictor, num_stages: int | None = None) -> Tuned | None:
-    """The best layout found, None when nothing fits."""
-    return _Search(predictor, num_stages).run()
+Penalty = Callable[[Layout], float]
+"""Seconds by which each step of a layout counts as longer than it is."""
+
+
+def search(
+    predictor: Predictor, num_stages: int | None = None, *, start: Layout | None = None, penalty: Penalty | None = None
+) -> Tuned | None:
+    """The best layout found, None when nothing fits. ``start`` and what is near it are always looked at."""
+    return _Search(predictor, num_stages, start, penalty or _nothing).run()
+
+
+def _nothing(_: Layout) -> float:
+    return 0.0
 
 
 class _Search:
-    def __init__(self, predictor: Predictor, num_stages: int | None) -> None:
+    def __init__(self, predictor: Predictor, num_stages: int | None, start: Layout | None, penalty: Penalty) -> None:
         self._predictor = predictor
+        self._start = start
+        self._penalty = penalty
         self._table = predictor.table
         self._bounds = LowerBounds(predictor)
         self._num_stages = num_stages
@@ -78,23 +90,33 @@ class _Search:
             promising = sorted(self._estimates, key=lambda layout: (self._estimates[layout], layout))[:_BOUNDED]
             self._simulate_all(layout for _, layout in self._bounds.of(promising)[:_FINALISTS])
         self._simulate_all(evens)
+        present = self._simulate(self._start, np.inf) if self._start is not None else None
         if not self._simulated:
             return None
         self._works_left += IMPROVING_WORKS
         self._tune_best()
-        starts = _IMPROVED if num_peers <= ALL_ORDERS_UP_TO else _IMPROVED_OF_MANY
-        for start in sorted(self._simulated.values(), key=_rank)[:starts]:
-            self._improve(start)
+        starts = self._best(_IMPROVED if num_peers <= ALL_ORDERS_UP_TO else _IMPROVED_OF_MANY)
+        for tuned in [present, *starts] if present is not None else starts:
+            self._improve(tuned)
         self._tune_best()
-        best = sorted(self._simulated.values(), key=_rank)[: _REFINED if num_peers <= ALL_ORDERS_UP_TO else 1]
-        return min((self._refined(tuned) for tuned in best), key=_rank)
+        best = self._best(_REFINED if num_peers <= ALL_ORDERS_UP_TO else 1)
+        return min((self._refined(tuned) for tuned in best), key=self._rank)
+
+    def _cost(self, tuned: Tuned) -> float:
+        return tuned.step_seconds + self._penalty(tuned.layout)
+
+    def _rank(self, tuned: Tuned) -> tuple[float, Layout]:
+        return self._cost(tuned), tuned.layout
+
+    def _best(self, count: int) -> list[Tuned]:
+        return sorted(self._simulated.values(), key=self._rank)[:count]
 
     def _refined(self, tuned: Tuned) -> Tuned:
         return refine(self._predictor, tuned, int(REFINING_WORKS / self._works(tuned.layout, ())))
 
     def _tune_best(self) -> None:
         """More numbers of microbatches in flight for the best layouts."""
-        for tuned in sorted(self._simulated.values(), key=_rank)[:_TUNED]:
+        for tuned in self._best(_TUNED):
             if tuned.layout not in self._tuned and self._works_left > 0:
                 self._tuned.add(tuned.layout)
                 self._works_left -= self._works(tuned.layout, FACTORS)
@@ -181,7 +203,7 @@ class _Search:
         for layout in layouts:
             tuned = self._simulate(layout, best)
             if tuned is not None:
-                best = min(best, tuned.step_seconds)
+                best = min(best, self._cost(tuned))
 
     def _simulate(self, layout: Layout, limit: float) -> Tuned | None:
         """The layout simulated, None where it cannot be below ``limit`` or the effort is spent."""
@@ -191,7 +213,7 @@ class _Search:
         self._works_left -= _BOUND_WORKS
         if self._works_left <= 0 and self._simulated:
             return None
-        if self._bounds.of([layout])[0][0] >= limit:
+        if self._bounds.of([layout])[0][0] + self._penalty(layout) >= limit:
             return None
         self._works_left -= self._works(layout, FEW_FACTORS)
         tuned = self._simulated[layout] = quickest(self._predictor, layout, FEW_FACTORS)
@@ -207,8 +229,8 @@ class _Search:
         while improved and self._works_left > 0:
             improved = False
             for layout in self._changes(found):
-                tuned = self._simulate(layout, found.step_seconds)
-                if tuned is not None and tuned.step_seconds < found.step_seconds * (1.0 - 1e-6):
+                tuned = self._simulate(layout, self._cost(found))
+                if tuned is not None and self._cost(tuned) < self._cost(found) * (1.0 - 1e-6):
                     found, improved = tuned, True
                     break
 
@@ -217,7 +239,8 @@ class _Search:
         layouts.update(self._changed_orders(found.layout))
         self._works_left -= _BOUND_WORKS * len(layouts)
         bounded = self._bounds.of(layout for layout in layouts if layout not in self._simulated)
-        return [layout for bound, layout in bounded if bound < found.step_seconds][:_TRIED]
+        limit = self._cost(found)
+        return [layout for bound, layout in bounded if bound + self._penalty(layout) < limit][:_TRIED]
 
     def _changed_orders(self, layout: Layout) -> list[Layout]:
         """Other orders, cut anew around the layout's pace."""
@@ -231,7 +254,3 @@ class _Search:
             for orders in groups:
                 layouts += [found for _, found in self._solved(orders, costs, 2 * _TRIED)]
         return layouts
-
-
-def _rank(tuned: Tuned) -> tuple[float, Layout]:
-    return tuned.step_seconds, tuned.layout

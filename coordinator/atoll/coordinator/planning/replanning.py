@@ -1,0 +1,184 @@
+"""Whether a run that goes on should change its plan: what the present one is worth by now, and what a better one costs to
+move to.
+
+Pure and deterministic. A new plan is searched for with the seconds of moving in it: each step of a layout counts as longer by
+its move, spread over the steps that are left. So a run near its end keeps what it has, and of two plans that are equally fast
+the one that moves less wins. A gain below ``least_gain`` of a step is not taken, for measurements waver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.coordinator.planning.costs import allowed_bytes
+from atoll.coordinator.planning.cuts import Layout
+from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.planning.planner import Planned, PlanRequest, describe, predictor_of, situation_of
+from atoll.coordinator.planning.prediction import Predictor
+from atoll.coordinator.planning.quantities import format_bytes, format_seconds
+from atoll.coordinator.planning.refusal import refuse
+from atoll.coordinator.planning.search import search
+from atoll.protocol.ids import PeerId
+
+
+def state_copies(optimizer: str, momentum: float) -> float:
+    """Bytes of weights and optimizer state for each byte of weights."""
+    if optimizer == "adamw":
+        return 3.0
+    return 2.0 if momentum else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCost:
+    """What a change of plan costs. ``state_copies`` is bytes of state for each byte of parameters; ``restart_seconds`` what any
+    change takes, whatever moves; ``least_gain`` the part of a step that must be gained."""
+
+    state_copies: float = 3.0
+    restart_seconds: float = 2.0
+    least_gain: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMove:
+    """Bytes of state that ``target`` fetches from ``source``; None: from nobody, for its holder is not there."""
+
+    source: PeerId | None
+    target: PeerId
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replanned:
+    """The decision. ``planned`` is the plan to follow: the present one, as it is predicted now, unless ``move``.
+
+    ``present_seconds`` is a step of the present plan, None where that is not possible any more, and ``gain_seconds`` what
+    moving gains over all steps that are left, the move paid (infinite where the present plan is not possible).
+    """
+
+    move: bool
+    planned: Planned
+    present_seconds: float | None
+    moves: tuple[StateMove, ...]
+    move_seconds: float
+    gain_seconds: float
+    reason: str
+
+
+def replan(request: PlanRequest, current: Plan, *, cost: MoveCost, steps_left: int) -> Replanned:
+    """Keep ``current`` or move, judged by what ``request`` knows now. Raises PlacementError when nothing fits any more."""
+    situation = situation_of(request)
+    predictor = predictor_of(situation, frozenset(current.peers))
+    present = _Present(predictor, current, cost)
+    steps = max(1, steps_left)
+    found = search(
+        predictor,
+        request.constraints.num_stages,
+        start=present.layout,
+        penalty=lambda layout: present.move_seconds(layout) / steps,
+    )
+    if found is None:
+        raise refuse(predictor, request.constraints)
+    move_seconds = present.move_seconds(found.layout)
+    best = describe(situation, predictor, found.layout, found.in_flight)
+    if present.layout is None or present.obstacle:
+        return Replanned(
+            move=True,
+            planned=best,
+            present_seconds=None,
+            moves=present.moves(found.layout),
+            move_seconds=move_seconds,
+            gain_seconds=float("inf"),
+            reason=f"the present plan is not possible any more: {present.obstacle}",
+        )
+    kept = describe(situation, predictor, present.layout, present.in_flight)
+    gain = (kept.step_seconds - best.step_seconds) * steps_left - move_seconds
+    enough = kept.step_seconds - best.step_seconds >= cost.least_gain * kept.step_seconds
+    move = gain > 0.0 and enough
+    return Replanned(
+        move=move,
+        planned=best if move else kept,
+        present_seconds=kept.step_seconds,
+        moves=present.moves(found.layout) if move else (),
+        move_seconds=move_seconds if move else 0.0,
+        gain_seconds=gain,
+        reason=_reason(kept.step_seconds, best.step_seconds, move_seconds, steps_left, enough=enough, pays=gain > 0.0),
+    )
+
+
+def _reason(now: float, then: float, move_seconds: float, steps_left: int, *, enough: bool, pays: bool) -> str:
+    steps = "1 step is left" if steps_left == 1 else f"{steps_left} steps are left"
+    change = f"{format_seconds(then)} a step instead of {format_seconds(now)}"
+    if not enough:
+        return f"no other plan is noticeably faster than {format_seconds(now)} a step"
+    if not pays:
+        return f"{change} does not pay for a move of {format_seconds(move_seconds)}, for {steps}"
+    return f"{change}, after a move of {format_seconds(move_seconds)}; {steps}"
+
+
+class _Present:
+    """The plan in force among the peers that are there. ``obstacle`` says why it cannot stay."""
+
+    def __init__(self, predictor: Predictor, current: Plan, cost: MoveCost) -> None:
+        self._predictor = predictor
+        self._cost = cost
+        self._places = {peer.name: index for index, peer in enumerate(predictor.peers)}
+        positions = {node: number for number, node in enumerate(predictor.segments.positions)}
+        self.in_flight = tuple(stage.in_flight for stage in current.stages)
+        self._holder: list[PeerId] = []
+        for stage in current.stages:
+            self._holder += [stage.peer] * (positions[stage.end] - positions[stage.first])
+        bounds = (0, *(positions[stage.end] for stage in current.stages))
+        recompute = tuple(stage.recompute for stage in current.stages)
+        gone = [stage.peer for stage in current.stages if stage.peer not in self._places]
+        self.layout: Layout | None = None
+        self.obstacle = f"{', '.join(gone)} left" if gone else ""
+        if not gone:
+            layout = Layout(tuple(self._places[peer] for peer in current.peers), bounds, recompute)
+            self.obstacle = self._obstacle(layout)
+            self.layout = layout if predictor.fits(layout) else None
+
+    def _obstacle(self, layout: Layout) -> str:
+        """What forbids to go on: memory that became smaller, or a wish that is not kept."""
+        predictor, constraints = self._predictor, self._predictor.constraints
+        for stage, need in enumerate(predictor.memory_bytes(layout, self.in_flight)):
+            offer = predictor.peers[layout.peers[stage]]
+            allowed = allowed_bytes(offer, constraints)
+            if need > allowed:
+                return f"stage {stage} needs {format_bytes(need)} and {offer.name} can give {format_bytes(allowed)}"
+        return "" if predictor.fits(layout) else "it does not keep the pins, the trusted ends or the wish to recompute"
+
+    def moves(self, layout: Layout) -> tuple[StateMove, ...]:
+        """What each peer of ``layout`` must fetch, and from whom."""
+        sizes: dict[tuple[PeerId | None, PeerId], float] = {}
+        parameters = self._predictor.segments.parameter_bytes
+        for peer, first, end in zip(layout.peers, layout.bounds[:-1], layout.bounds[1:], strict=True):
+            target = self._predictor.peers[peer].name
+            for segment in range(first, end):
+                holder = self._holder[segment]
+                size = self._cost.state_copies * (parameters[segment + 1] - parameters[segment])
+                if holder != target and size > 0.0:
+                    pair = holder if holder in self._places else None, target
+                    sizes[pair] = sizes.get(pair, 0.0) + size
+        return tuple(
+            StateMove(source=source, target=target, num_bytes=size)
+            for (source, target), size in sorted(sizes.items(), key=lambda item: (item[0][1], item[0][0] or ""))
+        )
+
+    def move_seconds(self, layout: Layout) -> float:
+        """How long the run stands still for a move to ``layout``; 0 for the present one. All transfers run at once."""
+        if layout == self.layout:
+            return 0.0
+        network = self._predictor.network
+        sent: dict[int, float] = {}
+        received: dict[int, float] = {}
+        slowest = 0.0
+        for move in self.moves(layout):
+            if move.source is None:
+                continue
+            one, other = self._places[move.source], self._places[move.target]
+            sent[one] = sent.get(one, 0.0) + move.num_bytes
+            received[other] = received.get(other, 0.0) + move.num_bytes
+            slowest = max(slowest, move.num_bytes / float(network.rate[one, other]) + 2.0 * float(network.latency[one, other]))
+        lines = [size / float(network.upload[peer]) for peer, size in sent.items()]
+        lines += [size / float(network.download[peer]) for peer, size in received.items()]
+        return self._cost.restart_seconds + max([slowest, *lines])
