@@ -151,7 +151,7 @@ class SimulatedSwarm:
     def _plan(self, instruction: MakePlan) -> PlanMade | PlanRefused:
         names = tuple(offer.name for offer in instruction.peers)
         if sum(offer.memory_bytes for offer in instruction.peers) < self._memory_needed:
-            return PlanRefused(generation=instruction.generation, peers=names, reason="1.0 GB more memory needed")
+            return PlanRefused(generation=instruction.generation, peers=names, reason="1.0 GiB more memory needed")
         plan = make_plan(names, self._most_stages, names[self._most_stages :])
         summaries = tuple(
             StageSummary(stage=stage.stage, peers=(stage.peer,), first="a", last="b", parameters=1, predicted_memory_bytes=1)

@@ -301,4 +301,5 @@ class Peer:
 def _log_stage(instruction: Connect) -> None:
     graph = instruction.assignment.graph
     modules = [node.module for node in graph.nodes if node.module] or ["the model"]
-    _log.info("stage %d of %d: %s to %s", graph.stage + 1, graph.num_stages, modules[0], modules[-1])
+    last = graph.num_stages - 1
+    _log.info("stage %d (of stages 0 to %d): %s to %s", graph.stage, last, modules[0], modules[-1])

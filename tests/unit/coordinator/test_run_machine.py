@@ -228,8 +228,8 @@ def test_a_loss_after_a_commit_ends_the_run_with_the_reason() -> None:
 def test_a_model_that_does_not_fit_pauses_and_goes_on_when_someone_joins() -> None:
     swarm = make_swarm(min_peers=1, memory_needed=2 * 10**9)
     swarm.start("a")
-    assert told(swarm, PausedEvent) == [PausedEvent(reason="1.0 GB more memory needed")]
-    assert str(swarm.machine.waiting()) == "is paused: 1.0 GB more memory needed"
+    assert told(swarm, PausedEvent) == [PausedEvent(reason="1.0 GiB more memory needed")]
+    assert str(swarm.machine.waiting()) == "is paused: 1.0 GiB more memory needed"
     swarm.give(PeerJoined(offer=make_offer("b")))
     swarm.pass_time(1.0)
     finish(swarm)
@@ -242,7 +242,7 @@ def test_a_model_that_does_not_fit_in_time_fails_with_what_is_missing() -> None:
     swarm.start("a")
     swarm.pass_time(30.0)
     assert swarm.ended is not None
-    assert swarm.ended.reason == "1.0 GB more memory needed"
+    assert swarm.ended.reason == "1.0 GiB more memory needed"
 
 
 def test_waiting_names_the_last_in_the_chain() -> None:

@@ -124,6 +124,6 @@ class LiveView:
             peer.layers or peer.state,
             formatting.size(peer.resident_bytes),
             formatting.size(predicted) if predicted else "",
-            f"{formatting.size(peer.bytes_sent)}  {formatting.size(rate)}/s",
+            f"{formatting.size(peer.bytes_sent)}  {formatting.rate(rate)}",
             describe_activity(peer),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,14 +21,18 @@ from atoll.protocol.ids import PeerId
 
 if TYPE_CHECKING:
     from atoll.coordinator.events import StageSummary
-    from atoll.coordinator.planning.forecast import StageForecast, WhatIf
+    from atoll.coordinator.planning.forecast import LinkForecast, StageForecast, WhatIf
     from atoll.coordinator.planning.network import Network
     from atoll.coordinator.planning.planner import Planned
     from atoll.coordinator.planning.segments import PeerOffer
     from atoll.protocol.job import Job
 
 PICTURE = Path("plan.svg")
-COLUMNS = ("stage", "peer", "layers", "memory", "in flight", "a microbatch", "busy", "sends", "receives")
+COLUMNS = ("stage", "peer", "layers", "memory", "in flight", "a microbatch", "busy", "sends a step", "receives a step")
+LINK_COLUMNS = ("from", "to", "direction", "codec", "a microbatch", "bandwidth", "delay", "busy")
+ESTIMATED = "~"
+"""Before a figure that rests on an estimate."""
+FEW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,7 @@ class Answer:
     planned: Planned
     summaries: tuple[StageSummary, ...]
     forecasts: tuple[StageForecast, ...]
+    links: tuple[LinkForecast, ...]
     what_if: tuple[WhatIf, ...]
     units_per_second: float
     unit: str
@@ -95,7 +102,7 @@ def _from_coordinator(target: str | None) -> tuple[tuple[PeerOffer, ...], Networ
 def make_answer(job: Job, offers: tuple[PeerOffer, ...], network: Network) -> Answer:
     """Trace the job's model and plan it. Raises JobError, TraceError or PlacementError."""
     from atoll.coordinator.data.opening import open_feed
-    from atoll.coordinator.planning.forecast import forecast, what_if
+    from atoll.coordinator.planning.forecast import forecast, forecast_links, what_if
     from atoll.coordinator.planning.planner import as_plan, plan_placement
     from atoll.coordinator.traced_model import trace_model
     from atoll.protocol.ids import StepNumber
@@ -110,6 +117,7 @@ def make_answer(job: Job, offers: tuple[PeerOffer, ...], network: Network) -> An
         planned=planned,
         summaries=model.sliced(as_plan(planned, model.segments)).summaries,
         forecasts=forecast(request, planned),
+        links=forecast_links(request, planned),
         what_if=what_if(request, planned),
         units_per_second=num_units / planned.step_seconds,
         unit=str(feed.unit),
@@ -120,19 +128,55 @@ def lines(answer: Answer) -> Iterator[str]:
     """The answer for people."""
     planned = answer.planned
     yield from formatting.table([COLUMNS, *_rows(answer)])
+    if answer.links:
+        yield ""
+        yield from formatting.table([LINK_COLUMNS, *map(_link_row, answer.links)])
     yield ""
     step = formatting.seconds(planned.step_seconds)
-    speed = formatting.count(answer.units_per_second)
-    yield f"predicted    {step} a step, {speed} {answer.unit}/s"
+    yield f"predicted    {step} a step, {answer.units_per_second:,.0f} {answer.unit}/s"
     yield f"bottleneck   {planned.bottleneck.sentence}"
     for one in answer.what_if:
         yield f"what if      {one.sentence}"
     for spare in planned.spares:
         yield f"spare        {spare.peer}: {spare.reason}"
-    estimated = sum(one.estimated_link for one in answer.forecasts)
-    if estimated:
-        links = "1 link" if estimated == 1 else f"{estimated} links"
-        yield f"estimated    {links} between neighbours, for want of a measurement"
+    for sentence in _estimates(answer):
+        yield f"{ESTIMATED} estimated  {sentence}"
+
+
+def _estimates(answer: Answer) -> Iterator[str]:
+    """What of the answer rests on an estimate, and on which."""
+    peers = [str(one.peer) for one in answer.forecasts if one.estimated_compute]
+    if peers:
+        where = _few(peers, len(answer.forecasts), "every peer", "peers")
+        yield f"computing at {where}: from speed alone, not from parts of this model that ran there"
+    links = [f"{one.source} to {one.target}" for one in answer.links if one.estimated]
+    if links:
+        where = _few(links, len(answer.links), "any two neighbours", "links")
+        yield f"bandwidth of {where}: from the peers' lines or other links, not measured between the two"
+
+
+def _few(names: list[str], count: int, everyone: str, noun: str) -> str:
+    """The names, unless they are all or many."""
+    if len(names) == count > 1:
+        return everyone
+    return ", ".join(names) if len(names) <= FEW else f"{len(names)} of {count} {noun}"
+
+
+def _mark(text: str, estimated: bool) -> str:
+    return f"{ESTIMATED}{text}" if estimated else text
+
+
+def _link_row(link: LinkForecast) -> tuple[str, ...]:
+    return (
+        link.source,
+        link.target,
+        link.direction,
+        link.codec,
+        formatting.size(link.num_bytes),
+        _mark(formatting.rate(link.bytes_per_second), link.estimated),
+        formatting.seconds(link.latency_seconds),
+        f"{link.busy_share:.0%}",
+    )
 
 
 def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
@@ -144,7 +188,7 @@ def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
             layers,
             f"{formatting.size(one.memory_bytes)} of {formatting.size(one.allowed_bytes)}",
             f"{stage.in_flight}{', recomputing' if stage.recompute else ''}",
-            formatting.seconds(stage.compute_seconds),
+            _mark(formatting.seconds(stage.compute_seconds), one.estimated_compute),
             f"{one.busy_share:.0%}",
             formatting.size(one.sent_bytes),
             formatting.size(one.received_bytes),
@@ -169,6 +213,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
             "busy_share": one.busy_share,
             "sent_bytes": one.sent_bytes,
             "received_bytes": one.received_bytes,
+            "estimated_compute": one.estimated_compute,
             "estimated_link": one.estimated_link,
         }
         for summary, stage, one in zip(answer.summaries, planned.stages, answer.forecasts, strict=True)
@@ -177,6 +222,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
         "event": "plan",
         "generation": 0,
         "stages": stages,
+        "links": [_link_dict(link) for link in answer.links],
         "predicted_step_seconds": planned.step_seconds,
         f"predicted_{answer.unit}_per_second": answer.units_per_second,
         "bottleneck": planned.bottleneck.sentence,
@@ -189,9 +235,17 @@ def as_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
+def _link_dict(link: LinkForecast) -> dict[str, Any]:
+    """A link of the answer; a bandwidth without limit is null."""
+    values = dataclasses.asdict(link)
+    return {**values, "bytes_per_second": link.bytes_per_second if math.isfinite(link.bytes_per_second) else None}
+
+
 def _picture(answer: Answer, title: str) -> str:
     from atoll.coordinator.cli.timeline import timeline
 
     planned = answer.planned
     lanes = [f"{stage} · {one.peer}" for stage, one in enumerate(planned.stages)]
-    return timeline(lanes, planned.simulation, f"{title}: {formatting.seconds(planned.step_seconds)} a step")
+    heading = f"{title}: a predicted step of {formatting.seconds(planned.step_seconds)} in {len(lanes)} stages"
+    notes = [f"bottleneck: {planned.bottleneck.sentence}", *(f"{ESTIMATED} estimated: {one}" for one in _estimates(answer))]
+    return timeline(lanes, planned.simulation, heading, notes)

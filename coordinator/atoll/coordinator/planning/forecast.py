@@ -1,4 +1,4 @@
-"""What a plan means for each peer, and what a change to the swarm would bring. Pure."""
+"""What a plan means for each peer and link, and what a change to the swarm would bring. Pure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,25 @@ class StageForecast:
     allowed_bytes: int
     sent_bytes: float
     received_bytes: float
+    estimated_compute: bool
+    """Whether its times follow from the peer's speed alone, and not from measured parts of this model."""
     estimated_link: bool
     """Whether the rate of its link to the next stage, in one direction at least, is an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkForecast:
+    """One direction between two neighbouring stages; ``num_bytes`` are a microbatch's as they cross, encoded."""
+
+    source: PeerId
+    target: PeerId
+    direction: str
+    codec: str
+    num_bytes: float
+    bytes_per_second: float
+    latency_seconds: float
+    busy_share: float
+    estimated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +76,39 @@ def forecast(request: PlanRequest, planned: Planned) -> tuple[StageForecast, ...
                 allowed_bytes=allowed_bytes(offers[stage.peer], request.constraints),
                 sent_bytes=sent[index],
                 received_bytes=received[index],
+                estimated_compute=offers[stage.peer].measured is None,
                 estimated_link=onward is not None and bool(estimated[own, onward] or estimated[onward, own]),
             )
         )
+    return tuple(forecasts)
+
+
+def forecast_links(request: PlanRequest, planned: Planned) -> tuple[LinkForecast, ...]:
+    """Two for each pair of neighbours: activations forward, gradients backward."""
+    place = {name: index for index, name in enumerate(request.network.names)}
+    busy = planned.simulation.sent_seconds
+    forecasts = []
+    for index, link in enumerate(planned.pipeline.links):
+        one, other = planned.stages[index].peer, planned.stages[index + 1].peer
+        codecs = planned.stages[index].codecs
+        assert codecs is not None, "only the last stage has no link"
+        for source, target, direction, transfer, codec, seconds in (
+            (one, other, "forward", link.forward, codecs.forward, busy[index][0]),
+            (other, one, "backward", link.backward, codecs.backward, busy[index][1]),
+        ):
+            forecasts.append(
+                LinkForecast(
+                    source=source,
+                    target=target,
+                    direction=direction,
+                    codec=codec.name,
+                    num_bytes=transfer.num_bytes,
+                    bytes_per_second=transfer.bytes_per_second,
+                    latency_seconds=transfer.latency_seconds,
+                    busy_share=seconds / planned.step_seconds,
+                    estimated=bool(request.network.estimated[place[source], place[target]]),
+                )
+            )
     return tuple(forecasts)
 
 
@@ -108,7 +155,8 @@ def _compare(change: str, step_seconds: float, planned: Planned) -> str:
 def _one_more_peer(request: PlanRequest, planned: Planned) -> tuple[str, PlanRequest]:
     used = [offer for offer in request.peers if offer.name in {stage.peer for stage in planned.stages}]
     typical = sorted(used, key=lambda offer: (offer.flops_per_second, offer.name))[len(used) // 2]
-    twin = replace(typical, name=PeerId(f"{typical.name} (another)"))
+    # On a machine of its own: on that of the original it would add no processors.
+    twin = replace(typical, name=PeerId(f"{typical.name} (another)"), machine="")
     network = _with_twin(request.network, typical.name, twin.name)
     return f"one more peer like {typical.name}", replace(request, peers=(*request.peers, twin), network=network)
 

@@ -6,10 +6,10 @@ import re
 
 
 def format_bytes(count: float) -> str:
-    """``3.2 GB``, ``512 kB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
+    """``3.2 GiB``, ``512.0 KiB``; bytes are shown whole. The one way in which sizes are written."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024.0**power:
+            return f"{count / 1024.0**power:.1f} {unit}"
     return f"{count:.0f} B"
 
 
@@ -20,15 +20,21 @@ def format_rate(bytes_per_second: float) -> str:
         return "no limit"
     for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
         if bits >= size:
-            return f"{bits / size:.3g} {unit}"
-    return f"{bits:.3g} bit/s"
+            return f"{_three_digits(bits / size)} {unit}"
+    return f"{_three_digits(bits)} bit/s"
 
 
 def format_seconds(seconds: float) -> str:
-    """``1.25 s``, ``40 ms``."""
-    if seconds >= 1.0:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms"
+    """``1.25 s``, ``40 ms``, ``4.4 us``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{_three_digits(seconds / size)} {unit}"
+    return f"{_three_digits(seconds * 1e6)} us" if seconds else "0 s"
+
+
+def _three_digits(value: float) -> str:
+    """Never in powers of ten: ``1250``, ``12.5``, ``0.125``."""
+    return f"{value:.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 _SIZES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}

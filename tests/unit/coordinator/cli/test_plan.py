@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from atoll.coordinator.cli import plan
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.timeline import COLOURS, timeline
-from atoll.coordinator.planning.pipeline import Link, Pipeline, StageTimes, Transfer, WorkKind
+from atoll.coordinator.planning.pipeline import Link, Pipeline, Simulation, StageTimes, Transfer, WorkKind
 from atoll.coordinator.planning.simulator import simulate
 from atoll.protocol.errors import JobError, PlacementError
 
@@ -47,10 +47,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 def test_people_get_a_table_and_a_picture(files: tuple[str, str]) -> None:
     job, fleet = files
     result = CliRunner().invoke(app, [job, "--fleet", fleet, "--set", "plan.stages=2"], catch_exceptions=False)
-    table, _, rest = result.output.partition("\n\n")
+    table, links, rest = result.output.split("\n\n", 2)
     rows = [line.split()[:2] for line in table.splitlines()]
     assert rows[0] == ["stage", "peer"]
     assert sorted(row[1] for row in rows[1:]) == ["attic", "cellar"]
+    assert [line.split()[2:4] for line in links.splitlines()[1:]] == [["forward", "raw"], ["backward", "raw"]]
+    assert "10 Gbit/s" in links
+    assert "~" not in links
+    assert "~ estimated  computing at every peer" in rest
     assert "predicted " in rest
     assert "tokens/s" in rest
     assert "bottleneck " in rest
@@ -58,7 +62,24 @@ def test_people_get_a_table_and_a_picture(files: tuple[str, str]) -> None:
     assert "moon: even the smallest part of the model takes it" in rest
     assert "a picture of the step is in plan.svg" in rest
     root = ElementTree.parse("plan.svg").getroot()
-    assert any("attic" in (text.text or "") for text in root.iter(f"{SVG}text"))
+    texts = [text.text or "" for text in root.iter(f"{SVG}text")]
+    assert "0 · attic" in texts
+    assert "seconds" in texts
+    assert any(text.startswith("bottleneck: ") for text in texts)
+
+
+def test_a_bandwidth_that_nobody_gave_is_marked(files: tuple[str, str]) -> None:
+    job, fleet = files
+    Path(fleet).write_text(FLEET.replace("bandwidth: 10Gbps, ", ""))
+    words = [job, "--fleet", fleet, "--set", "plan.stages=2"]
+    people = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "~1 Gbit/s" in people
+    assert "~ estimated  bandwidth of any two neighbours" in people
+    links = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)["links"]
+    assert [(link["direction"], link["codec"], link["estimated"]) for link in links] == [
+        ("forward", "raw", True),
+        ("backward", "raw", True),
+    ]
 
 
 def test_scripts_get_the_event_of_a_plan(files: tuple[str, str]) -> None:
@@ -70,6 +91,7 @@ def test_scripts_get_the_event_of_a_plan(files: tuple[str, str]) -> None:
     first = answer["stages"][0]
     assert {"stage", "peers", "first", "last", "parameters", "predicted_memory_bytes"} <= set(first)
     assert first["predicted_memory_bytes"] <= first["allowed_memory_bytes"]
+    assert first["estimated_compute"]
     assert "moon" in {spare["name"] for spare in answer["spares"]}
     assert answer["bottleneck_kind"] in ("compute", "filling")
     assert not Path("plan.svg").exists()
@@ -90,11 +112,15 @@ def test_mistakes_are_sentences(files: tuple[str, str]) -> None:
         CliRunner().invoke(app, [job, "--fleet", fleet], catch_exceptions=False)
 
 
-def test_the_picture_has_a_bar_for_each_work() -> None:
+def step_of(kinds: int = 2) -> Simulation:
     stage = StageTimes(forward_seconds=1.0, backward_seconds=1.0, accumulate_seconds=1.0, update_seconds=0.5, in_flight=2)
     crossing = Transfer(num_bytes=1.0, bytes_per_second=10.0)
-    pipeline = Pipeline(stages=(stage,) * 2, links=(Link(forward=crossing, backward=crossing),), num_microbatches=3)
-    root = ElementTree.fromstring(timeline(["a <b>", "c"], simulate(pipeline, record=True), "a & b"))
+    links = (Link(forward=crossing, backward=crossing),) * (kinds - 1)
+    return simulate(Pipeline(stages=(stage,) * kinds, links=links, num_microbatches=3), record=True)
+
+
+def test_the_picture_has_a_bar_for_each_work() -> None:
+    root = ElementTree.fromstring(timeline(["a <b>", "c"], step_of(), "a & b", ["x < y"]))
     bars = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
     counted = {kind: sum(bar.get("fill") == colour for bar in bars) for kind, colour in COLOURS.items()}
     assert counted == {
@@ -106,4 +132,44 @@ def test_the_picture_has_a_bar_for_each_work() -> None:
         WorkKind.SEND_BACKWARD: 3,
         WorkKind.EXCHANGE: 0,
     }
-    assert {"a <b>", "a & b"} <= {text.text for text in root.iter(f"{SVG}text")}
+    assert {"a <b>", "a & b", "x < y", "seconds"} <= {text.text for text in root.iter(f"{SVG}text")}
+    assert root.findtext(f"{SVG}title") == "a & b"
+
+
+def test_the_legend_explains_each_colour_that_occurs_and_no_other() -> None:
+    for lanes, sends in ((["a"], False), (["a", "b"], True)):
+        root = ElementTree.fromstring(timeline(lanes, step_of(len(lanes)), "step"))
+        texts = {text.text for text in root.iter(f"{SVG}text")}
+        assert {"forward", "backward", "gradients of weights", "update"} <= texts
+        assert ("sends activations" in texts) == sends
+        assert ("sends gradients" in texts) == sends
+        assert "sends shared parameters' gradients" not in texts
+
+
+def test_everything_drawn_lies_within_the_picture_and_time() -> None:
+    root = ElementTree.fromstring(timeline(["a", "b"], step_of(), "step"))
+    width, height = (float(value) for value in root.attrib["viewBox"].split()[2:])
+    for rect in root.iter(f"{SVG}rect"):
+        left, top = float(rect.get("x", 0)), float(rect.get("y", 0))
+        assert 0 <= left <= left + float(rect.attrib["width"]) <= width + 0.01
+        assert 0 <= top <= top + float(rect.attrib["height"]) <= height
+    ticks = [
+        float(text.text or "")
+        for text in root.iter(f"{SVG}text")
+        if text.get("text-anchor") == "middle" and "faint" in text.attrib["class"]
+    ]
+    assert ticks[0] == 0.0
+    assert ticks == sorted(ticks)
+    assert ticks[-1] <= step_of().step_seconds
+
+
+def test_the_picture_suits_dark_screens_and_programs_without_style_sheets() -> None:
+    drawn = timeline(["a" * 60], step_of(1), "step")
+    assert "prefers-color-scheme: dark" in drawn
+    root = ElementTree.fromstring(drawn)
+    for shape in (*root.iter(f"{SVG}rect"), *root.iter(f"{SVG}text")):
+        assert shape.get("fill"), "a program without style sheets draws it black"
+    names = [
+        text.text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "end" and (text.text or "").startswith("a")
+    ]
+    assert names == ["a" * 25 + "…"]

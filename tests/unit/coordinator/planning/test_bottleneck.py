@@ -42,12 +42,12 @@ def pipeline_of(
     ("pipeline", "kind", "stage", "words"),
     [
         (pipeline_of(seconds=(0.1, 0.5, 0.1)), BottleneckKind.COMPUTE, 1, "computing at lab (stage 1), busy for "),
-        (pipeline_of(rates=(1e9, 2e6)), BottleneckKind.LINK, 1, "(1.0 MB a microbatch at 16 Mbit/s), busy for "),
+        (pipeline_of(rates=(1e9, 2e6)), BottleneckKind.LINK, 1, "(976.6 KiB a microbatch at 16 Mbit/s), busy for "),
         (
             pipeline_of(rates=(2e6, 2e6), upload=2e6, seconds=(0.01, 0.01, 0.01)),
             BottleneckKind.LINE,
             1,
-            "the upload of lab (2.0 MB a microbatch to both neighbours at 16 Mbit/s), busy for ",
+            "the upload of lab (1.9 MiB a microbatch to both neighbours at 16 Mbit/s), busy for ",
         ),
         (pipeline_of(latency=1.0, in_flight=2), BottleneckKind.MEMORY, 0, "memory at attic (stage 0): it holds 2 microbatches"),
         (pipeline_of(num_microbatches=1), BottleneckKind.FILLING, 0, "(1 microbatch through 3 stages)"),

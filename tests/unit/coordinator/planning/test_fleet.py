@@ -115,6 +115,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_quantities_for_people() -> None:
-    assert (format_bytes(3.2e9), format_bytes(512e3), format_bytes(7)) == ("3.2 GB", "512.0 kB", "7 B")
+    assert (format_bytes(3.2e9), format_bytes(512e3), format_bytes(7)) == ("3.0 GiB", "500.0 KiB", "7 B")
     assert (format_rate(2.5e6), format_rate(float("inf")), format_rate(1.0)) == ("20 Mbit/s", "no limit", "8 bit/s")
-    assert (format_seconds(1.25), format_seconds(0.04)) == ("1.25 s", "40 ms")
+    assert format_rate(0.12496e9) == "1000 Mbit/s"
+    assert [format_seconds(one) for one in (1250.0, 1.25, 0.9999, 0.04, 4.4e-6, 0.0)] == [
+        "1250 s",
+        "1.25 s",
+        "1 s",
+        "40 ms",
+        "4.4 us",
+        "0 s",
+    ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from atoll.coordinator.planning.costs import Constraints
-from atoll.coordinator.planning.forecast import forecast, what_if
+from atoll.coordinator.planning.forecast import forecast, forecast_links, what_if
 from atoll.coordinator.planning.network import build_network
 from atoll.coordinator.planning.planner import PlanRequest, plan_placement
 from atoll.coordinator.planning.segments import SharedBytes
@@ -24,6 +26,26 @@ def test_each_peer_is_told_its_memory_and_traffic() -> None:
     assert first.memory_bytes == planned.stages[0].memory_bytes <= first.allowed_bytes == 900_000_000_000
     assert 0.5 < first.busy_share <= 1.0
     assert not first.estimated_link
+    assert first.estimated_compute
+    there, back = forecast_links(request, planned)
+    assert (there.source, there.target, there.direction) == (first.peer, last.peer, "forward")
+    assert (back.source, back.target, back.direction) == (last.peer, first.peer, "backward")
+    assert (there.codec, there.num_bytes, there.bytes_per_second, there.estimated) == ("raw", 1e5, 1e8, False)
+    assert 0.0 < there.busy_share < 1.0
+
+
+def test_another_peer_brings_processors_of_its_own() -> None:
+    """Two peers that share the only core of their machine: a third like them helps, for it would not share that core."""
+    alone, shared = (
+        tuple(replace(peer, machine=machine, cores=1, threads=1) for peer in peers_of([1e9, 1e9])) for machine in ("", "attic")
+    )
+    for peers in (alone, shared):
+        network = network_of([peer.name for peer in peers], 1e9)
+        constraints = Constraints(num_microbatches=16)
+        request = PlanRequest(segments=equal_segments(12), peers=peers, network=network, constraints=constraints)
+        planned = plan_placement(request)
+        more = what_if(request, planned)[0]
+        assert more.step_seconds < 0.75 * planned.step_seconds
 
 
 def test_exchanges_of_shared_parameters_are_traffic() -> None:

@@ -218,7 +218,7 @@ def test_a_tight_fit_leaves_headroom() -> None:
     share = {stage.peer: stage.end - stage.first for stage in planned.stages}
     assert share[PeerId("peer-00")] > share[PeerId("peer-01")]
     tighter = tuple(dataclasses.replace(peer, memory_bytes=int(0.6 * peer.memory_bytes)) for peer in peers)
-    with pytest.raises(PlacementError, match=r"the model does not fit: [0-9.]+ GB more memory needed"):
+    with pytest.raises(PlacementError, match=r"the model does not fit: [0-9.]+ GiB more memory needed"):
         plan_placement(dataclasses.replace(request, peers=tighter))
 
 
