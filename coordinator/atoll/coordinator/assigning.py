@@ -36,7 +36,7 @@ def make_assignment(
         in_flight=stage.in_flight,
         recompute=stage.recompute,
         precision=job.training.precision,
-        optimizer=_optimizer(job),
+        optimizer=optimizer_settings(job),
         fetch=first_values.to_send(graph),
         forward_codec=job.network.compression.forward_codec,
         backward_codec=job.network.compression.backward_codec,
@@ -70,7 +70,8 @@ def _neighbours(graph: StageGraph, stages: Sequence[StagePlan], addresses: Mappi
     )
 
 
-def _optimizer(job: Job) -> OptimizerSettings:
+def optimizer_settings(job: Job) -> OptimizerSettings:
+    """The job's optimizer as peers are told of it."""
     section = job.training.optimizer
     beta1, beta2 = section.betas
     return OptimizerSettings(

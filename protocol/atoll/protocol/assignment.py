@@ -69,7 +69,6 @@ class Assignment:
 
 def assignment_to_bytes(assignment: Assignment) -> bytes:
     """The blob of an ASSIGNMENT message."""
-    optimizer = assignment.optimizer
     message = wire.Assignment(
         generation=assignment.generation,
         graph=stage_graph_to_proto(assignment.graph),
@@ -81,15 +80,7 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         in_flight=assignment.in_flight,
         recompute=assignment.recompute,
         precision=assignment.precision,
-        optimizer=wire.OptimizerSettings(
-            name=optimizer.name,
-            weight_decay=optimizer.weight_decay,
-            momentum=optimizer.momentum,
-            nesterov=optimizer.nesterov,
-            beta1=optimizer.beta1,
-            beta2=optimizer.beta2,
-            epsilon=optimizer.epsilon,
-        ),
+        optimizer=optimizer_to_proto(assignment.optimizer),
         fetch=assignment.fetch,
         forward_codec=assignment.forward_codec,
         backward_codec=assignment.backward_codec,
@@ -119,7 +110,7 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         in_flight=message.in_flight,
         recompute=message.recompute,
         precision=message.precision,
-        optimizer=_optimizer(message.optimizer),
+        optimizer=optimizer_from_proto(message.optimizer),
         fetch=tuple(message.fetch),
         forward_codec=message.forward_codec,
         backward_codec=message.backward_codec,
@@ -132,9 +123,23 @@ def _neighbour(message: wire.Neighbour) -> Neighbour:
     return Neighbour(stage=StageIndex(message.stage), peer=PeerId(message.peer), address=message.address, dial=message.dial)
 
 
-def _optimizer(message: wire.OptimizerSettings) -> OptimizerSettings:
+def optimizer_to_proto(settings: OptimizerSettings) -> wire.OptimizerSettings:
+    """The message that :func:`optimizer_from_proto` reads back."""
+    return wire.OptimizerSettings(
+        name=settings.name,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+    )
+
+
+def optimizer_from_proto(message: wire.OptimizerSettings) -> OptimizerSettings:
+    """The settings in ``message``; raises WireError for an optimizer that does not exist."""
     if message.name not in OPTIMIZERS:
-        raise WireError(f"the assignment's optimizer {message.name!r} is none of {', '.join(OPTIMIZERS)}")
+        raise WireError(f"the optimizer {message.name!r} is none of {', '.join(OPTIMIZERS)}")
     return OptimizerSettings(
         name=message.name,
         weight_decay=message.weight_decay,

@@ -339,3 +339,19 @@ class Assignment(_message.Message):
     link_seconds: float
     committed_step: int
     def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ...) -> None: ...
+
+class MeasurementRequest(_message.Message):
+    __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    graph: StageGraph
+    precision: str
+    optimizer: OptimizerSettings
+    clips: bool
+    limit_seconds: float
+    def __init__(self, kind: _Optional[str] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., clips: bool = ..., limit_seconds: _Optional[float] = ...) -> None: ...
