@@ -94,6 +94,6 @@ def line_of(member: Member) -> PeerLine:
     """What the owner lets the peer use of its line."""
     said = member.introduction
     return PeerLine(
-        upload_bytes_per_second=said.max_upload_bytes_per_second,
-        download_bytes_per_second=said.max_download_bytes_per_second,
+        max_upload_bytes_per_second=said.max_upload_bytes_per_second,
+        max_download_bytes_per_second=said.max_download_bytes_per_second,
     )

@@ -1,7 +1,7 @@
 """The links between peers: what was measured, each direction on its own, and an estimate for every pair that was not.
 
 Pure. Rates are bytes a second, latencies seconds one way. A pair's rate is what one connection between the two gets; a
-peer's upload and download bound all its connections together.
+peer's upload and download bound all its connections together. How the estimates come about is in ``link_estimates``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse.csgraph import shortest_path
 
+from atoll.coordinator.planning.link_estimates import Matrix, estimate_latencies, estimate_rates
 from atoll.protocol.ids import PeerId
-
-DEFAULT_BYTES_PER_SECOND = 125e6
-"""A gigabit: between peers of whom nothing is known, so that all links count as equal."""
-DEFAULT_LATENCY_SECONDS = 0.0005
-
-Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +28,18 @@ class LinkMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLine:
-    """A peer's own line to the network; None is unknown. ``latency_seconds`` is one way to the coordinator."""
+    """A peer's own line to the network; None is unknown. ``latency_seconds`` is one way to the coordinator.
+
+    The owner's caps (None: there is none) bound what the peer uses of the line; they do not say what it carries. Peers of one
+    ``location``, unless that is empty, share a line and reach each other without it.
+    """
 
     upload_bytes_per_second: float | None = None
     download_bytes_per_second: float | None = None
     latency_seconds: float | None = None
+    max_upload_bytes_per_second: float | None = None
+    max_download_bytes_per_second: float | None = None
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,8 +47,8 @@ class Network:
     """``rate[i, j]`` and ``latency[i, j]`` from peer ``names[i]`` to peer ``names[j]``; ``estimated`` where the rate was
     not measured.
 
-    ``upload`` and ``download`` are infinite where unknown. The diagonals are infinite and zero: a peer has no link to
-    itself.
+    ``upload`` and ``download``, caps included, are infinite where unknown. The diagonals are infinite and zero: a peer has no
+    link to itself.
     """
 
     names: tuple[PeerId, ...]
@@ -80,70 +81,65 @@ class Network:
 def build_network(
     names: Iterable[PeerId], measurements: Iterable[LinkMeasurement] = (), lines: Mapping[PeerId, PeerLine] | None = None
 ) -> Network:
-    """The network of ``names``: measured where measured, else estimated from lines, other pairs and, at last, defaults."""
+    """The network of ``names``: measured where measured (the last of several counts), else estimated from lines and other
+    pairs, and at last defaults. Nothing is faster than an owner's cap."""
     names = tuple(names)
-    places = {name: index for index, name in enumerate(names)}
-    rate = np.full((len(names), len(names)), np.nan)
-    latency = np.full((len(names), len(names)), np.nan)
-    for one in measurements:
-        if one.source not in places or one.target not in places:
-            continue
-        pair = places[one.source], places[one.target]
-        if one.bytes_per_second is not None:
-            rate[pair] = one.bytes_per_second
-        if one.latency_seconds is not None:
-            latency[pair] = one.latency_seconds
+    rate, latency = _measured(names, measurements)
     known = lines or {}
     own = [known.get(name, PeerLine()) for name in names]
     upload = _vector(line.upload_bytes_per_second for line in own)
     download = _vector(line.download_bytes_per_second for line in own)
-    access = _vector(line.latency_seconds for line in own)
+    upload_cap = _bound(_vector(line.max_upload_bytes_per_second for line in own))
+    download_cap = _bound(_vector(line.max_download_bytes_per_second for line in own))
+    cap = np.minimum(upload_cap[:, None], download_cap[None, :])
+    places = _places(own)
+    latency = estimate_latencies(latency, _vector(line.latency_seconds for line in own), places)
     estimated = np.isnan(rate)
     np.fill_diagonal(estimated, False)
-    rate = np.where(estimated, _estimate_rates(rate, upload, download), rate)
-    latency = _estimate_latencies(latency, access)
-    upload, download = np.nan_to_num(upload, nan=np.inf, posinf=np.inf), np.nan_to_num(download, nan=np.inf, posinf=np.inf)
-    rate = np.minimum(rate, np.minimum(upload[:, None], download[None, :]))
+    rate = np.where(estimated, estimate_rates(rate, latency, upload, download, cap=cap, places=places), rate)
+    upload, download = _bound(upload), _bound(download)
+    apart = places[:, None] != places[None, :]
+    rate = np.minimum(rate, np.where(apart, np.minimum(upload[:, None], download[None, :]), np.inf))
+    rate = np.minimum(rate, cap)
     np.fill_diagonal(rate, np.inf)
     np.fill_diagonal(latency, 0.0)
-    return Network(names=names, rate=rate, latency=latency, upload=upload, download=download, estimated=estimated)
+    return Network(
+        names=names,
+        rate=rate,
+        latency=latency,
+        upload=np.minimum(upload, upload_cap),
+        download=np.minimum(download, download_cap),
+        estimated=estimated,
+    )
+
+
+def _measured(names: Sequence[PeerId], measurements: Iterable[LinkMeasurement]) -> tuple[Matrix, Matrix]:
+    """Rates and latencies, NaN where there is no measurement."""
+    index = {name: position for position, name in enumerate(names)}
+    rate = np.full((len(names), len(names)), np.nan)
+    latency = rate.copy()
+    for one in measurements:
+        if one.source not in index or one.target not in index:
+            continue
+        pair = index[one.source], index[one.target]
+        if one.bytes_per_second is not None:
+            rate[pair] = one.bytes_per_second
+        if one.latency_seconds is not None:
+            latency[pair] = one.latency_seconds
+    return rate, latency
+
+
+def _places(lines: Sequence[PeerLine]) -> npt.NDArray[np.intp]:
+    """The number of each peer's location, one of its own for a peer that names none."""
+    numbers: dict[tuple[str, int], int] = {}
+    keys = [(line.location, 0 if line.location else 1 + position) for position, line in enumerate(lines)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.intp)
 
 
 def _vector(values: Iterable[float | None]) -> Matrix:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _estimate_rates(rate: Matrix, upload: Matrix, download: Matrix) -> Matrix:
-    """What a pair could do: the slower of the sender's upload and the receiver's download.
-
-    A peer whose line is unknown is credited with the best that was measured of it, else with the middle of all
-    measurements.
-    """
-    measured = rate[~np.isnan(rate)]
-    usual = float(np.median(measured)) if measured.size else DEFAULT_BYTES_PER_SECOND
-    best_out = np.fmax.reduce(rate, axis=1, initial=-np.inf)
-    best_in = np.fmax.reduce(rate, axis=0, initial=-np.inf)
-    out = np.where(np.isnan(upload), np.where(np.isfinite(best_out), best_out, np.inf), upload)
-    into = np.where(np.isnan(download), np.where(np.isfinite(best_in), best_in, np.inf), download)
-    estimate = np.minimum(out[:, None], into[None, :])
-    return np.where(np.isinf(estimate), usual, estimate)
-
-
-def _estimate_latencies(latency: Matrix, access: Matrix) -> Matrix:
-    """An unmeasured pair lies between what the triangle inequality allows through third peers; else the sum of both lines'
-    latencies."""
-    if latency.size == 0:
-        return latency
-    known = np.fmin(latency, latency.T)
-    np.fill_diagonal(known, 0.0)
-    weights = np.where(np.isnan(known), 0.0, np.maximum(known, 1e-9))
-    upper = shortest_path(weights, directed=False)
-    detours = np.abs(known[:, None, :] - known[None, :, :]) if len(known) <= 128 else np.zeros((1, 1, 1))
-    lower = np.nan_to_num(np.fmax.reduce(detours, axis=2, initial=0.0))
-    estimate = np.where(np.isfinite(upper), (upper + lower) / 2.0, np.nan)
-    through_lines = access[:, None] + access[None, :]
-    measured = latency[~np.isnan(latency)]
-    usual = float(np.median(measured)) if measured.size else DEFAULT_LATENCY_SECONDS
-    estimate = np.where(np.isnan(estimate), through_lines, estimate)
-    estimate = np.where(np.isnan(estimate), usual, estimate)
-    return np.where(np.isnan(latency), np.where(np.isnan(known), estimate, known), latency)
+def _bound(values: Matrix) -> Matrix:
+    """Infinite where unknown."""
+    return np.where(np.isnan(values), np.inf, values)

@@ -104,7 +104,7 @@ class SquaredNorm(_message.Message):
     def __init__(self, parameter: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class LinkUse(_message.Message):
-    __slots__ = ("source", "target", "direction", "codec", "bytes", "seconds_busy", "relative_error")
+    __slots__ = ("source", "target", "direction", "codec", "bytes", "seconds_busy", "relative_error", "bytes_per_second", "round_trip_seconds")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,8 @@ class LinkUse(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_BUSY_FIELD_NUMBER: _ClassVar[int]
     RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     source: str
     target: str
     direction: str
@@ -119,7 +121,9 @@ class LinkUse(_message.Message):
     bytes: int
     seconds_busy: float
     relative_error: float
-    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ...) -> None: ...
+    bytes_per_second: float
+    round_trip_seconds: float
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ...) -> None: ...
 
 class StageReport(_message.Message):
     __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds")
@@ -304,16 +308,18 @@ class Store(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("number", "peer", "address", "limit_seconds")
+    __slots__ = ("number", "peer", "address", "limit_seconds", "latency_only")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_ONLY_FIELD_NUMBER: _ClassVar[int]
     number: int
     peer: str
     address: str
     limit_seconds: float
-    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., limit_seconds: _Optional[float] = ...) -> None: ...
+    latency_only: bool
+    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., limit_seconds: _Optional[float] = ..., latency_only: bool = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("finished", "reason")

@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.coordinator.planning.network import (
-    DEFAULT_BYTES_PER_SECOND,
-    DEFAULT_LATENCY_SECONDS,
-    LinkMeasurement,
-    PeerLine,
-    build_network,
-)
+from atoll.coordinator.planning.link_estimates import DEFAULT_BYTES_PER_SECOND, DEFAULT_LATENCY_SECONDS
+from atoll.coordinator.planning.network import LinkMeasurement, PeerLine, build_network
 from atoll.protocol.ids import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")
