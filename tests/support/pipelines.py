@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from atoll.compression.codec import RawCodec, decode_tensor, encode_tensor
+from atoll.compression.context import CodecContext
 from atoll.peer.stage import MicrobatchInput, Stage, StageSettings
 from atoll.protocol.graph import Bindings, StageGraph, ValueReference, bind
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
@@ -24,8 +25,9 @@ class Sample:
 
 def over_the_wire(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as the peer on the other end of a lossless link gets it: other memory, same bits, same layout."""
-    encoded = encode_tensor("value", tensor, RawCodec())
-    return decode_tensor(replace(encoded, data=bytes(encoded.data)), RawCodec())
+    context = CodecContext(edge="value")
+    encoded = encode_tensor("value", tensor, RawCodec(), context)
+    return decode_tensor(replace(encoded, data=bytes(encoded.data)), RawCodec(), context)
 
 
 class HandPipeline:

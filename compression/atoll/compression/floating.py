@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from atoll.compression.context import CodecContext
 from atoll.protocol.errors import WireError
 from atoll.protocol.tensors import Buffer, num_elements, tensor_from_bytes, tensor_to_bytes
 
@@ -16,11 +17,14 @@ class CastCodec:
     the shorter type can only express as an infinity. Infinities and NaN arrive as they are.
     """
 
+    has_state = False
+    fixed_rate = True
+
     def __init__(self, name: str, wire: torch.dtype) -> None:
         self.name = name
         self._wire = wire
 
-    def encode(self, tensor: Tensor) -> Buffer | None:
+    def encode(self, tensor: Tensor, context: CodecContext) -> Buffer | None:
         if not self._shortens(tensor.dtype):
             return None
         short = tensor.detach().to(self._wire)
@@ -28,13 +32,16 @@ class CastCodec:
             return None
         return tensor_to_bytes(short)
 
-    def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...], context: CodecContext) -> Tensor:
         if not self._shortens(dtype):
             raise WireError(f"{self.name} never encodes {dtype}")
         return tensor_from_bytes(data, self._wire, shape).to(dtype)
 
-    def estimate(self, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return num_elements(shape) * (self._wire.itemsize if self._shortens(dtype) else dtype.itemsize)
+
+    def reset(self) -> None:
+        """There is no state."""
 
     def _shortens(self, dtype: torch.dtype) -> bool:
         return dtype.is_floating_point and dtype.itemsize > self._wire.itemsize

@@ -1,22 +1,36 @@
-"""Codecs by the names that job files and tensor headers use, and whole messages through them."""
+"""Codecs by the names that job files and tensor headers use, and whole messages through them.
+
+Both ends of a link hold a :class:`MessageCoder`. State belongs to (codec, edge, direction) and to a generation: the first
+message of a newer generation makes each end begin anew, whatever became of the messages before it.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
-from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tensor
+from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tensor, error_and_norm
+from atoll.compression.context import CodecContext, Direction, context_of, direction
 from atoll.compression.floating import CastCodec
+from atoll.compression.integers import PackedCodec
 from atoll.protocol.errors import WireError
-from atoll.protocol.messages import EncodedMessage, Message
+from atoll.protocol.ids import Generation
+from atoll.protocol.messages import EncodedMessage, EncodedTensor, Message, MessageKey
+
+_logger = logging.getLogger(__name__)
 
 _MAKERS: Mapping[str, Callable[[], Codec]] = {
     "raw": RawCodec,
-    "fp32": RawCodec,  # what a job file may say for "as computed"; on the wire it is raw
+    "fp32": lambda: CastCodec("fp32", torch.float32),
     "bf16": lambda: CastCodec("bf16", torch.bfloat16),
     "fp16": lambda: CastCodec("fp16", torch.float16),
+    "packed": PackedCodec,
 }
+_LOSSLESS = (RawCodec.name, PackedCodec.name)
 
 
 def codec_names() -> tuple[str, ...]:
@@ -25,26 +39,88 @@ def codec_names() -> tuple[str, ...]:
 
 
 def codec(name: str) -> Codec:
-    """The codec called ``name``; raises WireError for an unknown one."""
+    """A new codec of this name; raises WireError for an unknown one."""
     try:
         return _MAKERS[name]()
     except KeyError:
         raise WireError(f"unknown codec {name!r}; known are {', '.join(_MAKERS)}") from None
 
 
-def encode_message(message: Message, codec_name: str = "raw") -> EncodedMessage:
-    """The message's bytes and their checksum. Reads every byte: call it off the event loop for a large message."""
-    chosen = codec(codec_name)
-    tensors = tuple(encode_tensor(name, tensor, chosen) for name, tensor in message.tensors)
-    return EncodedMessage(key=message.key, tensors=tensors, numbers=message.numbers).sealed()
+class MessageCoder:
+    """One end's codecs. Calls must not overlap, but for raw messages, which touch no state."""
+
+    def __init__(self, run_seed: int = 0) -> None:
+        self._run_seed = run_seed
+        self._stateless: dict[str, Codec] = {RawCodec.name: RawCodec()}
+        self._with_state: dict[tuple[str, str, Direction], Codec] = {}
+        self._generation = Generation(0)
+
+    def encode(self, message: Message, codec_name: str = RawCodec.name) -> EncodedMessage:
+        """The message's bytes and their checksum. Reads every byte: call it off the event loop for a large message."""
+        self._begin(message.key.generation)
+        return EncodedMessage(
+            key=message.key,
+            tensors=tuple(self._encode(message.key, name, tensor, codec_name) for name, tensor in message.tensors),
+            numbers=message.numbers,
+        ).sealed()
+
+    def decode(self, encoded: EncodedMessage) -> Message:
+        """The message's tensors, raw ones over the received memory itself. Raises WireError for what cannot be decoded."""
+        self._begin(encoded.key.generation)
+        tensors = tuple((tensor.name, self._decode(encoded.key, tensor)) for tensor in encoded.tensors)
+        return Message(key=encoded.key, tensors=tensors, numbers=encoded.numbers)
+
+    def relative_error(self, message: Message, encoded: EncodedMessage) -> float | None:
+        """What the encoding of ``message`` lost, found by decoding it; None where nothing was lost that can be decoded here.
+
+        Costs as much as decoding, so ask for a sample of the messages.
+        """
+        lost = total = 0.0
+        for (_, original), tensor in zip(message.tensors, encoded.tensors, strict=True):
+            chosen = self._codec(tensor.codec, message.key, tensor.name)
+            if tensor.codec not in _LOSSLESS and not chosen.has_state:
+                error, norm = error_and_norm(original, decode_tensor(tensor, chosen, self._context(message.key, tensor.name)))
+                lost, total = math.hypot(lost, error), math.hypot(total, norm)
+        return lost / total if total > 0 else None
+
+    def _begin(self, generation: Generation) -> None:
+        if generation > self._generation:
+            self._generation = generation
+            for stateful in self._with_state.values():
+                stateful.reset()
+            if self._with_state:
+                _logger.info("generation %d: %d codecs forget what they learned", generation, len(self._with_state))
+
+    def _encode(self, key: MessageKey, name: str, tensor: Tensor, codec_name: str) -> EncodedTensor:
+        return encode_tensor(name, tensor, self._codec(codec_name, key, name), self._context(key, name))
+
+    def _decode(self, key: MessageKey, tensor: EncodedTensor) -> Tensor:
+        return decode_tensor(tensor, self._codec(tensor.codec, key, tensor.name), self._context(key, tensor.name))
+
+    def _context(self, key: MessageKey, edge: str) -> CodecContext:
+        return context_of(key, edge, self._run_seed)
+
+    def _codec(self, name: str, key: MessageKey, edge: str) -> Codec:
+        found = self._stateless.get(name)
+        if found is None:
+            found = codec(name)
+            if not found.has_state:
+                self._stateless[name] = found
+            elif key.generation == self._generation:  # a straggler of an older one must not touch the state
+                found = self._with_state.setdefault((name, edge, direction(key.kind)), found)
+        return found
+
+
+def encode_message(message: Message, codec_name: str = RawCodec.name) -> EncodedMessage:
+    """A message that belongs to no link of a plan, with a coder of its own."""
+    return MessageCoder().encode(message, codec_name)
 
 
 def decode_message(encoded: EncodedMessage) -> Message:
-    """The message's tensors, raw ones over the received memory itself. Raises WireError for bytes that cannot be decoded."""
-    tensors = tuple((tensor.name, decode_tensor(tensor, codec(tensor.codec))) for tensor in encoded.tensors)
-    return Message(key=encoded.key, tensors=tensors, numbers=encoded.numbers)
+    """The inverse of :func:`encode_message`."""
+    return MessageCoder().decode(encoded)
 
 
-def is_lossless(encoded: EncodedMessage) -> bool:
-    """Whether every tensor arrives as it was, and decoding costs next to nothing."""
+def is_raw(encoded: EncodedMessage) -> bool:
+    """Whether decoding needs nothing but the received memory."""
     return all(tensor.codec == RawCodec.name for tensor in encoded.tensors)

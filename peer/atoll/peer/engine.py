@@ -84,6 +84,7 @@ class Engine:
                 credit={Kind.ACTIVATION: CREDIT, Kind.GRADIENT: CREDIT},
                 forward_codec=assignment.forward_codec,
                 backward_codec=assignment.backward_codec,
+                run_seed=assignment.run_seed,
                 silence_seconds=assignment.link_seconds,
                 connect_seconds=assignment.link_seconds,
                 max_message_bytes=min(DEFAULT_MAX_MESSAGE_BYTES, self._memory_bytes),

@@ -41,12 +41,13 @@ class LinkSettings:
 
     ``credit`` is how many messages of a kind may be unconsumed on the far side, for each generation; kinds that it does not
     name are not limited. A neighbour from which nothing is heard for ``silence_seconds`` is reported, and so is one to which
-    there is no connection for ``connect_seconds``.
+    there is no connection for ``connect_seconds``. Codecs make their random numbers from ``run_seed``.
     """
 
     credit: Mapping[Kind, int] = field(default_factory=dict)
     forward_codec: str = "raw"
     backward_codec: str = "raw"
+    run_seed: int = 0
     silence_seconds: float = 30.0
     connect_seconds: float = 30.0
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES

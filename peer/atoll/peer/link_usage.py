@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.compression.context import Direction, direction
 from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import Kind
 from atoll.protocol.v1 import session_pb2
-
-FORWARD = "forward"
-BACKWARD = "backward"
-
-
-def direction(kind: Kind) -> str:
-    """Gradients go backward, everything else forward."""
-    return BACKWARD if kind in (Kind.GRADIENT, Kind.TIED_GRADIENT) else FORWARD
 
 
 @dataclass(slots=True)
@@ -25,7 +18,7 @@ class Usage:
     num_bytes: int = 0
     seconds_busy: float = 0.0
     relative_error: float = 0.0
-    num_lossy: int = 0
+    num_encoded: int = 0
 
 
 class UsageTable:
@@ -33,7 +26,7 @@ class UsageTable:
 
     def __init__(self, own: PeerId) -> None:
         self._own = own
-        self._table: dict[tuple[PeerId, str], Usage] = {}
+        self._table: dict[tuple[PeerId, Direction], Usage] = {}
 
     def of(self, target: PeerId, kind: Kind) -> Usage:
         """The entry to add to."""

@@ -16,12 +16,12 @@ from concurrent.futures import Future
 import grpc
 import grpc.aio
 
-from atoll.compression.codec import decode_tensor, relative_error
-from atoll.compression.registry import codec, decode_message, encode_message, is_lossless
+from atoll.compression.context import Direction, direction
+from atoll.compression.registry import MessageCoder, decode_message, is_raw
 from atoll.peer.encoding import UrgentWorker
 from atoll.peer.link import Link, LinkSettings
 from atoll.peer.link_admission import LinksServicer, NotAdmitted
-from atoll.peer.link_usage import BACKWARD, UsageTable, direction
+from atoll.peer.link_usage import UsageTable
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.errors import AtollError, LinkError, WireError
 from atoll.protocol.framing import urgency
@@ -33,7 +33,7 @@ __all__ = ["LinkSettings", "Links"]
 
 _PLAN_SECONDS = 5.0  # how long a dialler of a plan that is not known here yet is kept; then it dials anew
 _MOST_GENERATIONS_AHEAD = 4  # a neighbour hears of a new generation earlier than this peer does, but not of many
-_ERROR_SAMPLE = 16  # one message in so many is decoded again to measure what its codec costs
+_ERROR_SAMPLE = 64  # one message in so many, from the first, is decoded again to measure what its codec loses
 
 
 class Links:
@@ -57,6 +57,7 @@ class Links:
         self._worker = UrgentWorker("atoll-encode")
         self._usage = UsageTable(own)
         self._links: dict[PeerId, Link] = {}
+        self._coders: dict[PeerId, MessageCoder] = {}
         self._settings = LinkSettings()
         self._plan: Generation | None = None
         self._generation = Generation(0)
@@ -87,6 +88,7 @@ class Links:
         self._settings = settings
         self._plan = generation
         self.advance(generation)
+        self._coders = {neighbour.peer: MessageCoder(settings.run_seed) for neighbour in neighbours}
         for neighbour in neighbours:
             if neighbour.peer not in self._links:  # one stream a peer, whatever it holds
                 self._links[neighbour.peer] = self._open(neighbour, accept)
@@ -164,7 +166,7 @@ class Links:
 
     def arrived(self, peer: PeerId, message: EncodedMessage) -> None:
         """A link has a whole message. Raises WireError where decoding it on the spot fails."""
-        if is_lossless(message):
+        if is_raw(message):
             self._deliver(peer, decode_message(message))
         else:
             self._worker.submit(urgency(message.key.kind), lambda: self._decode(peer, message))
@@ -202,15 +204,24 @@ class Links:
                 return
 
     def _codec_name(self, kind: Kind) -> str:
-        if kind not in (Kind.ACTIVATION, Kind.GRADIENT, Kind.TIED_GRADIENT):
+        """Only what is used on one side of the link may lose bits: gradients of shared parameters are summed on both."""
+        if kind not in (Kind.ACTIVATION, Kind.GRADIENT):
             return "raw"
-        return self._settings.backward_codec if direction(kind) == BACKWARD else self._settings.forward_codec
+        return self._settings.backward_codec if direction(kind) is Direction.BACKWARD else self._settings.forward_codec
+
+    def _coder(self, peer: PeerId) -> MessageCoder:
+        """The codecs of the link to ``peer``, with their state; used on the worker thread only."""
+        return self._coders.get(peer) or MessageCoder()
 
     def _encode(self, peer: PeerId, message: Message, done: Future[None]) -> None:
+        if message.key.generation < self._generation:
+            done.cancel()
+            return
         name = self._codec_name(message.key.kind)
         try:
-            encoded = encode_message(message, name)
-            self._measure(peer, message, encoded)
+            coder = self._coder(peer)
+            encoded = coder.encode(message, name)
+            self._measure(peer, coder, message, encoded)
         except (AtollError, RuntimeError) as error:  # torch raises RuntimeError, for lack of memory among other things
             failure = LinkError(self._own, f"{message.key} cannot be encoded as {name}: {error}")
             done.set_exception(failure)
@@ -218,17 +229,15 @@ class Links:
             return
         self._call_soon(lambda: self._submit(peer, encoded, done))
 
-    def _measure(self, peer: PeerId, message: Message, encoded: EncodedMessage) -> None:
+    def _measure(self, peer: PeerId, coder: MessageCoder, message: Message, encoded: EncodedMessage) -> None:
         usage = self._usage.of(peer, message.key.kind)
         usage.codec = self._codec_name(message.key.kind)
-        if is_lossless(encoded):
+        if is_raw(encoded):
             return
-        usage.num_lossy += 1
-        if usage.num_lossy % _ERROR_SAMPLE == 1:
-            for (_, original), tensor in zip(message.tensors, encoded.tensors, strict=True):
-                if tensor.codec != "raw":
-                    usage.relative_error = relative_error(original, decode_tensor(tensor, codec(tensor.codec)))
-                    return
+        usage.num_encoded += 1
+        if usage.num_encoded % _ERROR_SAMPLE == 1:
+            error = coder.relative_error(message, encoded)
+            usage.relative_error = usage.relative_error if error is None else error
 
     def _submit(self, peer: PeerId, message: EncodedMessage, done: Future[None]) -> None:
         link = self._links.get(peer)
@@ -241,8 +250,8 @@ class Links:
 
     def _decode(self, peer: PeerId, message: EncodedMessage) -> None:
         try:
-            decoded = decode_message(message)
-        except WireError as error:
+            decoded = self._coder(peer).decode(message)
+        except (WireError, RuntimeError) as error:  # torch raises RuntimeError, for lack of memory among other things
             failure = LinkError(peer, f"{message.key} cannot be decoded: {error}")
             self._call_soon(lambda: self.failed(failure))
             return

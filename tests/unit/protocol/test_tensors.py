@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atoll.compression.codec import RawCodec, decode_tensor, encode_tensor
+from atoll.compression.context import CodecContext
 from atoll.protocol.errors import WireError
 from atoll.protocol.tensors import allocate, dtype_from_name, dtype_name, memory_order, tensor_from_bytes, tensor_to_bytes
 
@@ -31,6 +32,7 @@ DTYPES = [
     torch.bool,
 ]
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+CONTEXT = CodecContext(edge="value")
 SHAPES = [(), (1,), (7,), (0,), (0, 3), (3, 5, 7), (2, 1, 4)]
 
 
@@ -48,16 +50,16 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def round_trip(tensor: Tensor) -> Tensor:
-    return decode_tensor(encode_tensor("value", tensor, RawCodec()), RawCodec())
+    return decode_tensor(encode_tensor("value", tensor, RawCodec(), CONTEXT), RawCodec(), CONTEXT)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_round_trip_keeps_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = random_bits(dtype, shape)
-    encoded = encode_tensor("value", tensor, RawCodec())
+    encoded = encode_tensor("value", tensor, RawCodec(), CONTEXT)
     assert memoryview(encoded.data).nbytes == tensor.numel() * dtype.itemsize
-    back = decode_tensor(encoded, RawCodec())
+    back = decode_tensor(encoded, RawCodec(), CONTEXT)
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert bits(back) == bits(tensor)
 
@@ -72,7 +74,7 @@ def test_round_trip_keeps_dtype_shape_and_bits(dtype: torch.dtype, shape: tuple[
     ids=["transposed", "channels last", "permuted"],
 )
 def test_a_dense_permuted_tensor_keeps_its_strides_without_a_copy(tensor: Tensor) -> None:
-    encoded = encode_tensor("value", tensor, RawCodec())
+    encoded = encode_tensor("value", tensor, RawCodec(), CONTEXT)
     assert torch.frombuffer(encoded.data, dtype=torch.uint8).data_ptr() == tensor.data_ptr()
     back = round_trip(tensor)
     assert torch.equal(back, tensor)

@@ -12,7 +12,9 @@ class StagePlan:
     """Stage ``stage``: peer ``peer`` runs the nodes from ``first`` up to, not including, ``end``.
 
     ``memory_bytes`` is the predicted need with ``in_flight`` microbatches held, ``microbatch_seconds`` the predicted time of
-    one microbatch forward and backward, ``sent_bytes`` what crosses to later stages in one forward."""
+    one microbatch forward and backward alone on its machine, ``sent_bytes`` what crosses to later stages in one forward.
+    ``step_compute_seconds`` is how long the stage is predicted to compute in a step, beside what else runs on its machine; 0
+    where nothing was predicted."""
 
     stage: StageIndex
     peer: PeerId
@@ -23,13 +25,29 @@ class StagePlan:
     memory_bytes: int
     microbatch_seconds: float
     sent_bytes: int
+    step_compute_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPlan:
+    """One direction of the link between two neighbouring stages: ``bytes_per_second`` is the rate that is counted on,
+    ``step_bytes`` cross in a step and take ``step_seconds``."""
+
+    source: PeerId
+    target: PeerId
+    codec: str
+    bytes_per_second: float
+    latency_seconds: float
+    step_bytes: float
+    step_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Stages in order; ``spares`` are the peers that got none, ``why_spare`` says of each why.
 
-    ``step_seconds`` is what the simulator predicts, ``bottleneck`` a sentence about what holds the pipeline back.
+    ``step_seconds`` is what the simulator predicts, ``bottleneck`` a sentence about what holds the pipeline back, ``links``
+    what the links between neighbours carry, each direction on its own.
     """
 
     stages: tuple[StagePlan, ...]
@@ -37,6 +55,7 @@ class Plan:
     step_seconds: float
     why_spare: tuple[tuple[PeerId, str], ...] = ()
     bottleneck: str = ""
+    links: tuple[LinkPlan, ...] = ()
 
     @property
     def cuts(self) -> tuple[NodeIndex, ...]:

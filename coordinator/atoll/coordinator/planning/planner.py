@@ -8,7 +8,7 @@ came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from atoll.coordinator.planning.bottleneck import Bottleneck, find_bottleneck
@@ -16,7 +16,7 @@ from atoll.coordinator.planning.costs import Constraints, cost_table, memory_tab
 from atoll.coordinator.planning.cuts import Layout
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
-from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
 from atoll.coordinator.planning.prediction import LinkCodecs, Predictor
 from atoll.coordinator.planning.refusal import refuse
 from atoll.coordinator.planning.search import search
@@ -127,6 +127,7 @@ def as_plan(planned: Planned, segments: Segments) -> Plan:
             memory_bytes=stage.memory_bytes,
             microbatch_seconds=stage.compute_seconds,
             sent_bytes=int(segments.forward_bytes[stage.end]),
+            step_compute_seconds=planned.simulation.compute_seconds[index],
         )
         for index, stage in enumerate(planned.stages)
     )
@@ -136,7 +137,26 @@ def as_plan(planned: Planned, segments: Segments) -> Plan:
         step_seconds=planned.step_seconds,
         why_spare=tuple((spare.peer, spare.reason) for spare in planned.spares),
         bottleneck=planned.bottleneck.sentence,
+        links=tuple(_link_plans(planned)),
     )
+
+
+def _link_plans(planned: Planned) -> Iterator[LinkPlan]:
+    for index, link in enumerate(planned.pipeline.links):
+        ends = planned.stages[index].peer, planned.stages[index + 1].peer
+        codecs = planned.stages[index].codecs
+        assert codecs is not None, "a stage with a link to the next has codecs for it"
+        ways = ((ends, link.forward, codecs.forward), (ends[::-1], link.backward, codecs.backward))
+        for ((source, target), transfer, codec), busy in zip(ways, planned.simulation.sent_seconds[index], strict=True):
+            yield LinkPlan(
+                source=source,
+                target=target,
+                codec=codec.name,
+                bytes_per_second=transfer.bytes_per_second,
+                latency_seconds=transfer.latency_seconds,
+                step_bytes=planned.pipeline.num_microbatches * transfer.num_bytes,
+                step_seconds=busy,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
