@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -32,6 +33,7 @@ from atoll.coordinator.run.instructions import (
 )
 from atoll.coordinator.run_files import WEIGHTS
 from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.traced_model import Proposal, TracedModel
@@ -66,6 +68,8 @@ class Conductor:
         self._spawn = spawn
         self._post = post
         self._on_event = on_event
+        self._sizing: Sizing | None = None
+        self._deciding = asyncio.Lock()
         self._model: TracedModel | None = None
         self._batches: BatchSender | None = None
         self._proposals: dict[Generation, Proposal] = {}
@@ -79,8 +83,24 @@ class Conductor:
         """The stages of the plan in force."""
         return self._proposal.summaries if self._proposal is not None else ()
 
-    def know(self, model: TracedModel, feed: Feed) -> None:
-        """The model is traced: plans can be made and batches sent."""
+    def know(self, sizing: Sizing) -> None:
+        """The model is traced: plans can be made."""
+        self._sizing = sizing
+
+    async def _decide(self, instruction: MakePlan) -> TracedModel:
+        """The model at the size of microbatch that the first plan chooses and all later ones keep. Raises PlacementError."""
+        assert self._sizing is not None, "plans are asked for once the model is traced"
+        async with self._deciding:
+            if self._model is None:
+                sized = await self._offload.run(self._sizing.choose, instruction.peers)
+                if self._sizing.asked:
+                    await self._offload.run(self._folder.keep_job, sized.model.job)
+                self._begin(sized.model, sized.feed)
+        assert self._model is not None
+        return self._model
+
+    def _begin(self, model: TracedModel, feed: Feed) -> None:
+        """From now on batches can be sent."""
         self._model = model
         self._batches = BatchSender(feed, model.graph, self._sessions, self._offload, self._post)
         self._num_microbatches = {False: model.job.training.num_microbatches, True: len(feed.validation())}
@@ -127,9 +147,9 @@ class Conductor:
         return self._proposal.plan.peers
 
     async def _make_plan(self, instruction: MakePlan) -> None:
-        assert self._model is not None
         try:
-            proposal = await self._offload.run(self._model.propose, instruction.peers)
+            model = await self._decide(instruction)
+            proposal = await self._offload.run(model.propose, instruction.peers)
         except PlacementError as error:
             names = tuple(offer.name for offer in instruction.peers)
             self._post(PlanRefused(generation=instruction.generation, peers=names, reason=str(error)))

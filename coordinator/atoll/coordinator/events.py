@@ -61,13 +61,14 @@ class StageSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEvent(Event):
-    """``bottleneck`` is a sentence about what will hold the pipeline back."""
+    """``bottleneck`` is a sentence about what will hold the pipeline back, ``microbatch`` the samples in a microbatch."""
 
     kind: ClassVar[str] = "plan"
     generation: int
     stages: tuple[StageSummary, ...]
     predicted_step_seconds: float
     bottleneck: str = ""
+    microbatch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from typing import Any
 import grpc.aio
 
 from atoll.coordinator.conductor import Conductor
-from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.events import Event
 from atoll.coordinator.fleet_report import fleet_reply, line_of
 from atoll.coordinator.measurements import Measurements
@@ -34,10 +33,10 @@ from atoll.coordinator.run.states import RunSettings, RunState
 from atoll.coordinator.run_files import CACHE
 from atoll.coordinator.servicer import CoordinatorServicer, OperatorServicer
 from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.sizing import open_sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.status import status_reply
-from atoll.coordinator.traced_model import trace_model
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import AtollError, JobError, RunFailed
 from atoll.protocol.job import Job
@@ -223,10 +222,9 @@ class Coordinator:
     async def _trace(self, conductor: Conductor) -> None:
         """Open the data and trace the model while peers join."""
         job, cache = self._settings.job, self._settings.state / CACHE
-        feed = await self._offload.run(open_feed, job, cache)
-        model = await self._offload.run(trace_model, job, feed)
-        conductor.know(model, feed)
-        self._post(GraphReady(trainable=model.trainable))
+        sizing = await self._offload.run(open_sizing, job, cache)
+        conductor.know(sizing)
+        self._post(GraphReady(trainable=sizing.trainable))
 
     async def _tick(self) -> None:
         while True:

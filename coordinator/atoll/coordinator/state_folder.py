@@ -47,6 +47,17 @@ class StateFolder:
             os.close(lock)
             raise
 
+    def keep_job(self, job: Job) -> None:
+        """Write down what the run has decided of its job, in the journal and beside it: it must hold to the run's end."""
+        text = dump_job(job)
+        self.journal.write_job(text)
+        part = self.path / f"{JOB}.part"
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.path / JOB)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
     def write_address(self, address: str) -> None:
         """Say where the coordinator listens, for commands on this machine; readers see the whole file or none."""
         listens = parse_address(address)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -25,7 +25,8 @@ from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.coordinator.tracing.source import BuiltModel, open_source
 from atoll.coordinator.tracing.trace import trace
 from atoll.coordinator.wishes import constraints_of, offers_under, pinned_segments
-from atoll.protocol.graph import OpGraph, StageGraph
+from atoll.protocol.errors import TraceError
+from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.job import Job
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class TracedModel:
 
     def sliced(self, plan: Plan) -> Proposal:
         """``plan`` with the graphs of its stages."""
+        plan = replace(plan, microbatch=self.job.training.microbatch_samples)
         graphs = slice_graph(self.graph, plan.cuts, self.rehearsal.differentiable)
         return Proposal(plan=plan, graphs=graphs, summaries=tuple(map(_summary, graphs, plan.stages)))
 
@@ -85,16 +87,7 @@ def trace_model(job: Job, feed: Feed) -> TracedModel:
     began = time.monotonic()
     built = open_source(job.model).build()
     graph = trace(built, feed.example_inputs(), feed.dynamic_dimensions)
-    rehearsal = rehearse(graph)
-    optimizer = job.training.optimizer
-    segments = segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum)
-    model = TracedModel(
-        job=job,
-        rehearsal=rehearsal,
-        segments=segments,
-        pins=pinned_segments(job, graph, segments),
-        first_values=FirstValues(graph, _Maker(built, job.training.seed).make, job.model.weights),
-    )
+    model = _costed(job, graph, FirstValues(graph, _Maker(built, job.training.seed).make, job.model.weights))
     num_parameters = sum(prod(spec.shape) for spec in graph.parameters)
     _log.info(
         "traced %d nodes, %d parameters and %d possible cuts in %.1f s",
@@ -104,6 +97,25 @@ def trace_model(job: Job, feed: Feed) -> TracedModel:
         time.monotonic() - began,
     )
     return model
+
+
+def with_sizes_of(model: TracedModel, feed: Feed) -> TracedModel:
+    """The same trace, costed for the sizes of ``feed``'s microbatches. Raises TraceError where it does not hold for them."""
+    job = model.job.with_microbatch(feed.microbatch)
+    shapes = {name: tuple(tensor.shape) for name, tensor in feed.example_inputs().items()}
+    try:
+        sizes = bind(model.graph.inputs, shapes)
+    except ValueError as error:
+        raise TraceError(f"the model was traced for other microbatches: {error}") from error
+    return _costed(job, replace(model.graph, example=tuple(sizes.items())), model.first_values)
+
+
+def _costed(job: Job, graph: OpGraph, first_values: FirstValues) -> TracedModel:
+    rehearsal = rehearse(graph)
+    optimizer = job.training.optimizer
+    segments = segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum)
+    pins = pinned_segments(job, graph, segments)
+    return TracedModel(job=job, rehearsal=rehearsal, segments=segments, pins=pins, first_values=first_values)
 
 
 class _Maker:

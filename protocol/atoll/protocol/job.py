@@ -69,8 +69,8 @@ class TrainingSection(Section):
     """Optimizer steps."""
     batch: Annotated[Positive, Field(examples=[16])]
     """Samples in an optimizer step, whatever the placement."""
-    microbatch: Annotated[Positive, Field(examples=[2])] = 1
-    """Samples that flow through the stages together; divides ``batch``."""
+    microbatch: AutoOrPositive = 1
+    """Samples that flow through the stages together; divides ``batch``. auto leaves the choice to the first plan."""
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     clip_norm: Annotated[float | None, Field(gt=0.0, examples=[1.0])] = None
@@ -85,17 +85,31 @@ class TrainingSection(Section):
     """Decides initial weights, dropout masks and the order of the samples."""
 
     @property
+    def microbatch_sizes(self) -> tuple[int, ...]:
+        """The sizes that a microbatch may have, the smallest first: the one that is given, or all that divide ``batch``."""
+        if self.microbatch != "auto":
+            return (self.microbatch,)
+        return tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
+
+    @property
+    def microbatch_samples(self) -> int:
+        """Samples in a microbatch, once that is decided."""
+        assert self.microbatch != "auto", "the first plan decides the size of a microbatch"
+        return self.microbatch
+
+    @property
     def num_microbatches(self) -> int:
-        """Microbatches in an optimizer step."""
-        return self.batch // self.microbatch
+        """Microbatches in an optimizer step, once their size is decided."""
+        return self.batch // self.microbatch_samples
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        if self.batch % self.microbatch:
-            divisors = [str(size) for size in range(1, self.batch + 1) if self.batch % size == 0]
-            nearest = sorted(divisors, key=lambda size: abs(int(size) - self.microbatch))[:3]
+        size = self.microbatch
+        if size != "auto" and self.batch % size:
+            divisors = [str(one) for one in range(1, self.batch + 1) if self.batch % one == 0]
+            nearest = sorted(divisors, key=lambda one: abs(int(one) - size))[:3]
             choices = listed(sorted(nearest, key=int))
-            raise WrongValue("microbatch", f"{self.microbatch} does not divide training.batch ({self.batch}); use {choices}")
+            raise WrongValue("microbatch", f"{size} does not divide training.batch ({self.batch}); use {choices}")
         return self
 
 
@@ -202,6 +216,11 @@ class Job(Section):
     network: NetworkSection = NetworkSection()
     durability: DurabilitySection = DurabilitySection()
     plan: PlanSection = PlanSection()
+
+    def with_microbatch(self, num_samples: int) -> Job:
+        """The same job with the size of its microbatches decided."""
+        training = self.training.model_copy(update={"microbatch": num_samples})
+        return self.model_copy(update={"training": training})
 
     @field_validator("name")
     @classmethod

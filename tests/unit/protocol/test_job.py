@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from atoll.protocol.errors import JobError
-from atoll.protocol.job import Job, dump_job, load_job
+from atoll.protocol.job import Job, dump_job, load_job, parse_job
 from atoll.protocol.job_errors import key_paths
 from atoll.protocol.job_model import GptOptions, ResNetOptions
 
@@ -47,6 +48,16 @@ def test_a_job_is_read_with_its_defaults(job_path: Path) -> None:
     assert job.training.clip_norm is None
     assert (job.network.compression.forward_codec, job.network.compression.backward_codec) == ("raw", "raw")
     assert job.plan.stages == job.plan.in_flight == job.plan.recompute == "auto"
+
+
+def test_the_size_of_a_microbatch_may_be_left_open(job_path: Path) -> None:
+    job = load_job(job_path, ["training.microbatch=auto"])
+    assert job.training.microbatch_sizes == (1, 2, 3, 4, 6, 12)
+    decided = job.with_microbatch(4)
+    assert decided.training.microbatch_sizes == (4,)
+    assert decided.training.num_microbatches == 3
+    assert parse_job(yaml.safe_load(dump_job(decided)), job_path.parent) == decided
+    assert load_job(job_path, ["training.microbatch=4"]) == decided
 
 
 def test_the_examples_are_valid() -> None:
@@ -116,6 +127,7 @@ def test_the_examples_are_valid() -> None:
         ("data.text=null", "data: no data is given; give exactly one of text, tokens, images, arrays or random"),
         ("data.random=tokens", "data: text and random are given; give exactly one of "),
         # relations
+        ("training.microbatch=0", "training.microbatch: 0 is not possible; write auto or a whole number of at least 1"),
         ("training.microbatch=5", "training.microbatch: 5 does not divide training.batch (12); use 3, 4 or 6"),
         ("data.validation=0.0", "training.evaluate_every: 2 needs validation samples; set data.validation, for example"),
         ("model.options.heads=5", "model.options.heads: 5 does not divide model.options.width (32); use 2, 4 or 8"),

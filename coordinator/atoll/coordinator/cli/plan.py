@@ -37,9 +37,10 @@ FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Everything that is printed. ``unit`` is tokens or samples."""
+    """Everything that is printed. ``unit`` is tokens or samples, ``microbatch`` counts samples."""
 
     planned: Planned
+    microbatch: int
     summaries: tuple[StageSummary, ...]
     forecasts: tuple[StageForecast, ...]
     links: tuple[LinkForecast, ...]
@@ -101,26 +102,25 @@ def _from_coordinator(target: str | None) -> tuple[tuple[PeerOffer, ...], Networ
 
 def make_answer(job: Job, offers: tuple[PeerOffer, ...], network: Network) -> Answer:
     """Trace the job's model and plan it. Raises JobError, TraceError or PlacementError."""
-    from atoll.coordinator.data.opening import open_feed
     from atoll.coordinator.planning.forecast import forecast, forecast_links, what_if
     from atoll.coordinator.planning.planner import as_plan, plan_placement
-    from atoll.coordinator.traced_model import trace_model
+    from atoll.coordinator.sizing import open_sizing
     from atoll.protocol.ids import StepNumber
 
     with tempfile.TemporaryDirectory(prefix="atoll-plan-") as cache:
-        feed = open_feed(job, Path(cache))
-        model = trace_model(job, feed)
-        num_units = feed.batch(StepNumber(1)).num_tokens
-    request = model.request(offers, network)
+        sized = open_sizing(job, Path(cache)).choose(offers, network)
+        num_units = sized.feed.batch(StepNumber(1)).num_tokens
+    request = sized.model.request(offers, network)
     planned = plan_placement(request)
     return Answer(
         planned=planned,
-        summaries=model.sliced(as_plan(planned, model.segments)).summaries,
+        microbatch=sized.feed.microbatch,
+        summaries=sized.model.sliced(as_plan(planned, sized.model.segments)).summaries,
         forecasts=forecast(request, planned),
         links=forecast_links(request, planned),
         what_if=what_if(request, planned),
         units_per_second=num_units / planned.step_seconds,
-        unit=str(feed.unit),
+        unit=str(sized.feed.unit),
     )
 
 
@@ -134,6 +134,8 @@ def lines(answer: Answer) -> Iterator[str]:
     yield ""
     step = formatting.seconds(planned.step_seconds)
     yield f"predicted    {step} a step, {answer.units_per_second:,.0f} {answer.unit}/s"
+    number, size = planned.pipeline.num_microbatches, answer.microbatch
+    yield f"microbatch   {_counted(size, 'sample')}, {_counted(number, 'microbatch', 'microbatches')} a step"
     yield f"bottleneck   {planned.bottleneck.sentence}"
     for one in answer.what_if:
         yield f"what if      {one.sentence}"
@@ -160,6 +162,10 @@ def _few(names: list[str], count: int, everyone: str, noun: str) -> str:
     if len(names) == count > 1:
         return everyone
     return ", ".join(names) if len(names) <= FEW else f"{len(names)} of {count} {noun}"
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def _mark(text: str, estimated: bool) -> str:
@@ -224,6 +230,8 @@ def as_dict(answer: Answer) -> dict[str, Any]:
         "stages": stages,
         "links": [_link_dict(link) for link in answer.links],
         "predicted_step_seconds": planned.step_seconds,
+        "microbatch": answer.microbatch,
+        "num_microbatches": planned.pipeline.num_microbatches,
         f"predicted_{answer.unit}_per_second": answer.units_per_second,
         "bottleneck": planned.bottleneck.sentence,
         "bottleneck_kind": str(planned.bottleneck.kind),

@@ -132,7 +132,10 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
         case PeerEvent():
             return f"{event.name} {event.state}" + (f": {event.reason}" if event.reason else "")
         case PlanEvent():
-            return "\n".join([f"plan {event.generation}:", *(f"  {describe_stage(stage)}" for stage in event.stages)])
+            samples = "1 sample" if event.microbatch == 1 else f"{event.microbatch} samples"
+            step = formatting.seconds(event.predicted_step_seconds)
+            heading = f"plan {event.generation}: {step} a step predicted, in microbatches of {samples}"
+            return "\n".join([heading, *(f"  {describe_stage(stage)}" for stage in event.stages)])
         case VoidEvent():
             where = f" (stage {event.stage}, {event.peer})" if event.stage is not None else ""
             return f"step {event.step} is void and runs again: {event.reason}{where}"

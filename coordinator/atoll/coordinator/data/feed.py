@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Protocol, overload
@@ -119,6 +119,15 @@ class Feed:
         self._num_training = samples.num_samples - self._num_validation
         self._split = Permutation(samples.num_samples, "validation split")
         self._check_sizes()
+
+    def with_microbatch(self, num_samples: int) -> Feed:
+        """The same samples in the same order, in microbatches of another size. Raises JobError."""
+        return Feed(self._samples, replace(self._settings, microbatch=num_samples))
+
+    @property
+    def microbatch(self) -> int:
+        """Samples in a microbatch."""
+        return self._settings.microbatch
 
     @property
     def unit(self) -> Unit:

@@ -25,7 +25,7 @@ def open_feed(job: Job, cache: Path, progress: Progress | None = None) -> Feed:
     settings = FeedSettings(
         seed=job.training.seed,
         batch=job.training.batch,
-        microbatch=job.training.microbatch,
+        microbatch=job.training.microbatch_samples,
         validation=job.data.validation,
         evaluation_batches=job.training.evaluation_batches,
     )

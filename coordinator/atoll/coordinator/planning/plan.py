@@ -47,7 +47,8 @@ class Plan:
     """Stages in order; ``spares`` are the peers that got none, ``why_spare`` says of each why.
 
     ``step_seconds`` is what the simulator predicts, ``bottleneck`` a sentence about what holds the pipeline back, ``links``
-    what the links between neighbours carry, each direction on its own.
+    what the links between neighbours carry, each direction on its own, ``microbatch`` the samples in a microbatch, the same in
+    all plans of a run.
     """
 
     stages: tuple[StagePlan, ...]
@@ -56,6 +57,7 @@ class Plan:
     why_spare: tuple[tuple[PeerId, str], ...] = ()
     bottleneck: str = ""
     links: tuple[LinkPlan, ...] = ()
+    microbatch: int = 1
 
     @property
     def cuts(self) -> tuple[NodeIndex, ...]:

@@ -86,6 +86,11 @@ class Journal:
         with self._spoken():
             self._connection.execute("INSERT INTO predictions VALUES (?, ?, ?, ?, ?)", (what, peer, step, predicted, measured))
 
+    def write_job(self, text: str) -> None:
+        """The job with what the run itself has decided of it."""
+        with self._spoken():
+            self._connection.execute("UPDATE run SET job = ?", (text,))
+
     def write_outcome(self, *, finished: bool, reason: str) -> None:
         with self._spoken():
             self._connection.execute("UPDATE run SET outcome = ?, reason = ?", ("finished" if finished else "failed", reason))
@@ -101,6 +106,12 @@ class Journal:
         with self._spoken():
             name, steps = self._connection.execute("SELECT name, steps FROM run").fetchone()
         return name, steps
+
+    def job(self) -> str:
+        """The job as YAML."""
+        with self._spoken():
+            (text,) = self._connection.execute("SELECT job FROM run").fetchone()
+        return str(text)
 
     def losses(self) -> list[tuple[StepNumber, float]]:
         with self._spoken():

@@ -207,6 +207,7 @@ class RunMachine:
                 stages=event.summaries,
                 predicted_step_seconds=event.plan.step_seconds,
                 bottleneck=event.plan.bottleneck,
+                microbatch=event.plan.microbatch,
             ),
             *context.roster.assign(event.plan),
         )

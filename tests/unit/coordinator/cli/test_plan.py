@@ -97,6 +97,16 @@ def test_scripts_get_the_event_of_a_plan(files: tuple[str, str]) -> None:
     assert not Path("plan.svg").exists()
 
 
+def test_the_size_of_a_microbatch_is_said_whoever_chose_it(files: tuple[str, str]) -> None:
+    job, fleet = files
+    given = CliRunner().invoke(app, [job, "--fleet", fleet], catch_exceptions=False).output
+    assert "microbatch   2 samples, 4 microbatches a step" in given
+    words = [job, "--fleet", fleet, "--set", "training.microbatch=auto", "--json"]
+    chosen = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)
+    assert chosen["microbatch"] * chosen["num_microbatches"] == 8
+    assert chosen["microbatch"] > 2, "starting work takes longer than so small a model"
+
+
 @pytest.mark.parametrize("flags", [[], ["--fleet", "fleet.yaml", "--against", "127.0.0.1:1"]])
 def test_peers_come_from_one_place(files: tuple[str, str], flags: list[str]) -> None:
     with pytest.raises(UsageError, match=r"give the peers with either --fleet FLEET.yaml or --against HOST:PORT"):

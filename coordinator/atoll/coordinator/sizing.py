@@ -1,0 +1,105 @@
+"""How many samples a microbatch has: as many as the job says, or as suit the peers of the run's first plan.
+
+Theory of operation. Small microbatches fill a pipeline sooner and hold less memory, large ones pay less often for starting work
+and for a link's delay. With ``training.microbatch: auto`` the model is traced once, with sizes that vary, costed at several
+sizes that divide the global batch, and each is planned for; the shortest step decides. Nothing was measured by then, for peers
+measure real microbatches: speeds are what peers said at joining, with what starting work costs on top.
+
+The size decides which samples share a sum of gradients, and with that the last bits of the weights. So it is chosen once, and
+every later plan of the run has the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from atoll.coordinator.data.feed import Feed
+from atoll.coordinator.data.opening import open_feed
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.planner import MicrobatchOption, plan_microbatch
+from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.traced_model import TracedModel, trace_model, with_sizes_of
+from atoll.protocol.errors import JobError
+from atoll.protocol.job import Job
+
+_log = logging.getLogger(__name__)
+
+MOST_SIZES = 6
+"""Each is planned for, and planning for a large swarm takes seconds."""
+WORK_SECONDS = 1e-3
+"""What one forward or backward of a stage costs whatever its size: messages, and choosing what comes next."""
+NODE_SECONDS = 2e-5
+"""What starting an operator costs whatever its size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """The model and the data of a run, in microbatches of one size."""
+
+    model: TracedModel
+    feed: Feed
+
+
+class Sizing:
+    """What there is to choose from: ``feeds`` by size, of which ``traced`` is one. ``asked``: the job leaves it open."""
+
+    def __init__(self, traced: Sized, feeds: Mapping[int, Feed], *, asked: bool) -> None:
+        self.asked = asked
+        self._traced = traced
+        self._feeds = feeds
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """The trained parameters, in the graph's order."""
+        return self._traced.model.trainable
+
+    def choose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Sized:
+        """The size with the shortest step on ``peers``; takes seconds. Raises PlacementError when none fits."""
+        if len(self._feeds) == 1:
+            return self._traced
+        models = {size: with_sizes_of(self._traced.model, feed) for size, feed in self._feeds.items()}
+        options = [
+            MicrobatchOption(num_samples=size, request=model.request(_with_overhead(model, peers), network))
+            for size, model in models.items()
+        ]
+        chosen, planned = plan_microbatch(options)
+        size, seconds = chosen.num_samples, planned.step_seconds
+        _log.info("microbatches have %d samples, of %s: %.3g s a step, by estimate", size, list(models), seconds)
+        feed = self._feeds[size]
+        # A trace for varying sizes says nothing about 1, which operators may treat as a size to repeat.
+        model = trace_model(models[size].job, feed) if size == 1 else models[size]
+        return Sized(model=model, feed=feed)
+
+
+def open_sizing(job: Job, cache: Path) -> Sizing:
+    """Open the data and trace the model; takes seconds. Raises JobError or TraceError with what to change."""
+    sizes = job.training.microbatch_sizes
+    feed = open_feed(job.with_microbatch(sizes[0]), cache)
+    feeds = {sizes[0]: feed}
+    for size in some_of(sizes)[1:]:
+        try:
+            feeds[size] = feed.with_microbatch(size)
+        except JobError:  # there are fewer validation samples
+            break
+    traced = next((size for size in feeds if size > 1), sizes[0])
+    model = trace_model(job.with_microbatch(traced), feeds[traced])
+    return Sizing(Sized(model=model, feed=feeds[traced]), feeds, asked=job.training.microbatch == "auto")
+
+
+def some_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """At most ``MOST_SIZES`` of ``sizes``, which rise: the first, the last and those between that are most evenly apart."""
+    last = len(sizes) - 1
+    if last < MOST_SIZES:
+        return tuple(sizes)
+    return tuple(sizes[round(number * last / (MOST_SIZES - 1))] for number in range(MOST_SIZES))
+
+
+def _with_overhead(model: TracedModel, peers: Sequence[PeerOffer]) -> tuple[PeerOffer, ...]:
+    """The peers with what starting work costs them, and without what they measured: that was at one size."""
+    wanted = model.job.plan.stages
+    num_stages = min(len(peers), model.segments.num_segments) if wanted == "auto" else wanted
+    overhead = WORK_SECONDS + NODE_SECONDS * len(model.graph.nodes) / max(1, num_stages)
+    return tuple(replace(peer, measured=None, overhead_seconds=max(overhead, peer.overhead_seconds)) for peer in peers)
