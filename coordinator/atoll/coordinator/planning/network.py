@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from atoll.coordinator.planning.link_estimates import Matrix, estimate_latencies, estimate_rates
+from atoll.coordinator.planning.link_estimates import Matrix as Matrix
+from atoll.coordinator.planning.link_estimates import estimate_latencies, estimate_rates
 from atoll.protocol.ids import PeerId
 
 
