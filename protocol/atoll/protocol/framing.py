@@ -4,7 +4,8 @@ Theory of operation. Each end of a bidirectional stream has one :class:`MessageS
 asks for :meth:`~MessageStream.next_frame` whenever the transport can take one, and feeds every frame that arrives to
 :meth:`~MessageStream.handle`, which returns what happened.
 
-- A message is a header and chunks of at most ``CHUNK_BYTES``. The header carries a checksum of itself and one of all bytes.
+- A message is a header and chunks of at most ``CHUNK_BYTES``, smaller on slow links. The header carries a checksum of itself
+  and one of all bytes.
 - The receiver answers a whole message with an acknowledgement, a damaged one with a refusal, upon which the sender sends it
   again, ``MAX_ATTEMPTS`` times in all; then both ends report it: :class:`GaveUp` here, :class:`CorruptSender` there.
 - A header that the owner does not accept is refused for good, before anything is allocated.
@@ -23,9 +24,9 @@ from dataclasses import dataclass
 
 from atoll.protocol.errors import CorruptMessage, WireError
 from atoll.protocol.ids import Generation
-from atoll.protocol.messages import EncodedMessage, Kind, MessageKey, header_is_whole
+from atoll.protocol.messages import CHUNK_BYTES, EncodedMessage, Kind, MessageKey, header_is_whole
 from atoll.protocol.receiving import Accept, Assembler, Refusal
-from atoll.protocol.sending import CHUNK_BYTES, MAX_ATTEMPTS, Outgoing, SendQueue, urgency
+from atoll.protocol.sending import MAX_ATTEMPTS, Outgoing, SendQueue, urgency
 from atoll.protocol.v1 import frames_pb2
 
 __all__ = [
@@ -92,9 +93,10 @@ class MessageStream:
         credit: Mapping[Kind, int] | None = None,
         generation: Generation = Generation(0),  # noqa: B008 - an int
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._generation = generation
-        self._sending = SendQueue(credit or {})
+        self._sending = SendQueue(credit or {}, chunk_bytes)
         self._receiving = Assembler(accept, credit or {}, max_message_bytes)
         self._answers: deque[frames_pb2.Frame] = deque()
         self._failures: dict[int, int] = {}
@@ -103,6 +105,11 @@ class MessageStream:
     def generation(self) -> Generation:
         """The oldest generation that is not dropped."""
         return self._generation
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The most that one frame from here carries."""
+        return self._sending.chunk_bytes
 
     @property
     def num_unacknowledged(self) -> int:
@@ -122,6 +129,15 @@ class MessageStream:
         """The next frame to send: answers first, then by urgency; None when nothing may be sent now."""
         found = self.next_frame_of()
         return None if found is None else found[0]
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the next frame is an answer."""
+        return bool(self._answers)
+
+    def most_urgent(self) -> int | None:
+        """How urgent the next frame is that is no answer; None when there is none that credit allows to send."""
+        return self._sending.most_urgent()
 
     def next_frame_of(self) -> tuple[frames_pb2.Frame, EncodedMessage | None] | None:
         """Like :meth:`next_frame`, with the message that the frame is part of (None for an answer)."""

@@ -23,6 +23,8 @@ from atoll.protocol.v1 import frames_pb2
 
 MAX_TENSORS = 4096  # a header must itself fit in one frame; no stage boundary comes near this
 MAX_NUMBERS = 1024  # sizes and scales of one microbatch
+CHUNK_BYTES = 512 * 1024  # an eighth of gRPC's default limit: small enough to let urgent messages in between soon
+MIN_CHUNK_BYTES = 1024  # smaller ones would cost more in headers than they carry
 MAX_DIMENSIONS = 64  # torch's own limit
 MAX_NAME_LENGTH = 1024  # parameter names are module paths
 
@@ -175,13 +177,19 @@ class EncodedMessage:
             checksum = zlib.crc32(tensor.data, checksum)
         return dataclasses.replace(self, checksum=checksum)
 
-    def header(self, attempt: int = 0) -> MessageHeader:
+    def header(self, attempt: int = 0, chunk_bytes: int = CHUNK_BYTES) -> MessageHeader:
         """What announces this message; ``attempt`` counts from 0."""
         tensors = tuple(tensor.header for tensor in self.tensors)
         checksum = self.sealed().checksum
         assert checksum is not None
         return MessageHeader(
-            key=self.key, tensors=tensors, numbers=self.numbers, num_bytes=self.num_bytes, checksum=checksum, attempt=attempt
+            key=self.key,
+            tensors=tensors,
+            numbers=self.numbers,
+            num_bytes=self.num_bytes,
+            checksum=checksum,
+            attempt=attempt,
+            chunk_bytes=chunk_bytes,
         )
 
 
@@ -211,6 +219,7 @@ class MessageHeader:
     num_bytes: int
     checksum: int
     attempt: int = 0
+    chunk_bytes: int = CHUNK_BYTES
 
     def to_proto(self, number: int) -> frames_pb2.MessageHeader:
         """The header of message ``number``, with its own checksum."""
@@ -221,6 +230,7 @@ class MessageHeader:
             num_bytes=self.num_bytes,
             checksum=self.checksum,
             attempt=self.attempt,
+            chunk_bytes=self.chunk_bytes,
         )
         proto.header_checksum = _header_checksum(proto, number)
         return proto
@@ -230,6 +240,8 @@ class MessageHeader:
         """Raises WireError where the header breaks a structural limit or contradicts itself."""
         if len(proto.tensors) > MAX_TENSORS or len(proto.numbers) > MAX_NUMBERS:
             raise WireError(f"a message of {len(proto.tensors)} tensors and {len(proto.numbers)} numbers is too large")
+        if not MIN_CHUNK_BYTES <= proto.chunk_bytes <= CHUNK_BYTES:
+            raise WireError(f"chunks of {proto.chunk_bytes} bytes are not between {MIN_CHUNK_BYTES} and {CHUNK_BYTES}")
         tensors = tuple(TensorHeader.from_proto(tensor) for tensor in proto.tensors)
         if len({tensor.name for tensor in tensors}) != len(tensors):
             raise WireError("two tensors of one message have the same name")
@@ -242,6 +254,7 @@ class MessageHeader:
             num_bytes=proto.num_bytes,
             checksum=proto.checksum,
             attempt=proto.attempt,
+            chunk_bytes=proto.chunk_bytes,
         )
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
 
 from atoll.protocol.errors import LinkError
 from atoll.protocol.framing import Acknowledged, Arrived, CorruptSender, GaveUp, MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind
+from atoll.protocol.pacing import Allowance, Pacer
 from atoll.protocol.v1 import frames_pb2
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +34,18 @@ class Dispatch(Generic[Item]):
 
 
 class Outbox(Generic[Item]):
-    """For one event loop. ``own`` and ``other`` name the two ends in errors; ``wrap`` makes an item of a frame."""
+    """For one event loop. ``own`` and ``other`` name the two ends in errors; ``wrap`` makes an item of a frame. Chunks wait for
+    their turn at all of ``pacers``."""
 
-    def __init__(self, *, own: PeerId, other: PeerId, stream: MessageStream, wrap: Callable[[frames_pb2.Frame], Item]) -> None:
+    def __init__(
+        self,
+        *,
+        own: PeerId,
+        other: PeerId,
+        stream: MessageStream,
+        wrap: Callable[[frames_pb2.Frame], Item],
+        pacers: Sequence[Pacer] = (),
+    ) -> None:
         self._own = own
         self._other = other
         self._stream = stream
@@ -41,6 +53,7 @@ class Outbox(Generic[Item]):
         self._control: deque[Item] = deque()
         self._outcomes: dict[int, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
+        self._allowance = Allowance(pacers, self._wake.set)
         self._error: LinkError | None = None
         self._closed = False
 
@@ -109,6 +122,7 @@ class Outbox(Generic[Item]):
     def fail(self, error: LinkError) -> None:
         """Ends all submissions, now and later, with ``error``."""
         self._error = error
+        self._allowance.withdraw()
         for number in list(self._outcomes):
             self._settle(number, error)
 
@@ -120,15 +134,37 @@ class Outbox(Generic[Item]):
     async def next(self) -> Dispatch[Item] | None:
         """Waits for something to write; None when the outbox is closed and nothing is left."""
         while True:
+            self._wake.clear()
             if self._control:
-                return Dispatch(item=self._control.popleft())
-            found = self._stream.next_frame_of()
+                item = self._control.popleft()
+                self._allowance.spend(item.ByteSize())
+                return Dispatch(item=item)
+            found = self._next_frame()
             if found is not None:
-                return Dispatch(item=self._wrap(found[0]), message=found[1])
+                return found
             if self._closed and self._stream.num_unacknowledged == 0:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            try:
+                await self._wake.wait()
+            except asyncio.CancelledError:
+                self._allowance.withdraw()
+                raise
+
+    def _next_frame(self) -> Dispatch[Item] | None:
+        """An answer, or a frame whose turn has come."""
+        if not self._stream.has_answers:
+            urgency = self._stream.most_urgent()
+            if urgency is None or not self._allowance.ready(self._stream.chunk_bytes, urgency):
+                return None
+        answering = self._stream.has_answers
+        found = self._stream.next_frame_of()
+        assert found is not None, "there is an answer, or a message that credit allows to send"
+        frame, message = found
+        if answering:
+            self._allowance.spend(frame.ByteSize())
+        else:
+            self._allowance.use(frame.ByteSize())
+        return Dispatch(item=self._wrap(frame), message=message)
 
     def _settle(self, number: int, error: LinkError | None) -> None:
         future = self._outcomes.pop(number, None)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from atoll.protocol.errors import CorruptMessage, WireError
 from atoll.protocol.ids import Generation
 from atoll.protocol.messages import EncodedMessage, EncodedTensor, Kind, MessageHeader
-from atoll.protocol.sending import CHUNK_BYTES
 from atoll.protocol.tensors import allocate
 from atoll.protocol.v1 import frames_pb2
 
@@ -49,9 +48,9 @@ class Incoming:
 
     def add(self, chunk: bytes) -> None:
         """Appends a chunk; raises CorruptMessage when it cannot be the next one."""
-        left = self.header.num_bytes - self.received
-        if len(chunk) != min(left, CHUNK_BYTES):
-            raise CorruptMessage(f"a chunk of {len(chunk)} bytes where {min(left, CHUNK_BYTES)} were due")
+        due = min(self.header.num_bytes - self.received, self.header.chunk_bytes)
+        if len(chunk) != due:
+            raise CorruptMessage(f"a chunk of {len(chunk)} bytes where {due} were due")
         self.received += len(chunk)
         self.checksum = zlib.crc32(chunk, self.checksum)
         rest = memoryview(chunk)

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.protocol.ids import Generation
-from atoll.protocol.messages import EncodedMessage, Kind
+from atoll.protocol.messages import CHUNK_BYTES, EncodedMessage, Kind
 from atoll.protocol.v1 import frames_pb2
 
-CHUNK_BYTES = 512 * 1024  # an eighth of gRPC's default limit: small enough to let urgent messages in between soon
 MAX_ATTEMPTS = 3  # a message that fails its checksum this often does so for a reason that sending again will not cure
 
 _URGENCY: Mapping[Kind, int] = {
@@ -41,6 +40,7 @@ class Outgoing:
 
     number: int
     message: EncodedMessage
+    chunk_bytes: int = CHUNK_BYTES
     attempt: int = 0
     announced: bool = False
     tensor: int = 0
@@ -58,7 +58,8 @@ class Outgoing:
         if not self.announced:
             self.announced = True
             self._skip_empty()
-            return frames_pb2.Frame(message=self.number, header=self.message.header(self.attempt).to_proto(self.number))
+            header = self.message.header(self.attempt, self.chunk_bytes).to_proto(self.number)
+            return frames_pb2.Frame(message=self.number, header=header)
         return frames_pb2.Frame(message=self.number, chunk=self._next_chunk())
 
     @property
@@ -68,7 +69,7 @@ class Outgoing:
 
     def _next_chunk(self) -> bytes:
         pieces: list[memoryview] = []
-        room = CHUNK_BYTES
+        room = self.chunk_bytes
         while room and not self.finished:
             data = memoryview(self.message.tensors[self.tensor].data).cast("B")
             piece = data[self.offset : self.offset + room]
@@ -88,7 +89,8 @@ class Outgoing:
 class SendQueue:
     """Every message of one stream that is not yet acknowledged. ``credit`` is what each generation starts with, by kind."""
 
-    def __init__(self, credit: Mapping[Kind, int]) -> None:
+    def __init__(self, credit: Mapping[Kind, int], chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.chunk_bytes = chunk_bytes
         self._initial_credit = dict(credit)
         self._credit: dict[tuple[Generation, Kind], int] = {}
         self._queues: dict[_QueueKey, deque[Outgoing]] = {}
@@ -101,11 +103,19 @@ class SendQueue:
 
     def submit(self, message: EncodedMessage) -> int:
         """Queues a message; the number names it in what comes back."""
-        outgoing = Outgoing(self._next_number, message.sealed())
+        outgoing = Outgoing(self._next_number, message.sealed(), self.chunk_bytes)
         self._next_number += 1
         self._known[outgoing.number] = outgoing
         self._queue(message).append(outgoing)
         return outgoing.number
+
+    def most_urgent(self) -> int | None:
+        """How urgent the next frame is; None when there is nothing that credit allows to send."""
+        for key in self._order:
+            queue = self._queues[key]
+            if queue and self._may_send(queue[0]):
+                return key[0]
+        return None
 
     def next(self) -> tuple[frames_pb2.Frame, EncodedMessage] | None:
         """The next frame and the message it belongs to; None when there is nothing that credit allows to send."""
@@ -171,13 +181,15 @@ class SendQueue:
     def _available(self, generation: Generation, kind: Kind) -> int:
         return self._credit.get((generation, kind), self._initial_credit[kind])
 
-    def _charge(self, outgoing: Outgoing) -> bool:
+    def _may_send(self, outgoing: Outgoing) -> bool:
         kind, generation = outgoing.message.key.kind, outgoing.message.key.generation
-        if outgoing.charged or kind not in self._initial_credit:
-            return True
-        available = self._available(generation, kind)
-        if available <= 0:
+        return outgoing.charged or kind not in self._initial_credit or self._available(generation, kind) > 0
+
+    def _charge(self, outgoing: Outgoing) -> bool:
+        if not self._may_send(outgoing):
             return False
-        self._credit[generation, kind] = available - 1
-        outgoing.charged = True
+        kind, generation = outgoing.message.key.kind, outgoing.message.key.generation
+        if kind in self._initial_credit and not outgoing.charged:
+            self._credit[generation, kind] = self._available(generation, kind) - 1
+            outgoing.charged = True
         return True

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/protocol/v1/frames.proto\x12\x11\x61toll.protocol.v1\"\xa9\x01\n\nMessageKey\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\x12%\n\x04kind\x18\x04 \x01(\x0e\x32\x17.atoll.protocol.v1.Kind\x12\x14\n\x0csource_stage\x18\x05 \x01(\r\x12\x14\n\x0ctarget_stage\x18\x06 \x01(\r\x12\x12\n\nevaluation\x18\x07 \x01(\x08\"k\n\x0cTensorHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\r\n\x05order\x18\x06 \x03(\r\"\xac\x02\n\rMessageHeader\x12*\n\x03key\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.MessageKey\x12\x30\n\x07tensors\x18\x02 \x03(\x0b\x32\x1f.atoll.protocol.v1.TensorHeader\x12>\n\x07numbers\x18\x03 \x03(\x0b\x32-.atoll.protocol.v1.MessageHeader.NumbersEntry\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x07\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x17\n\x0fheader_checksum\x18\x07 \x01(\x07\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"C\n\x05Hello\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"\xa8\x02\n\x05\x46rame\x12\x0f\n\x07message\x18\x01 \x01(\x04\x12)\n\x05hello\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.HelloH\x00\x12\x32\n\x06header\x18\x03 \x01(\x0b\x32 .atoll.protocol.v1.MessageHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x04 \x01(\x0cH\x00\x12\x37\n\x0c\x61\x63knowledged\x18\x05 \x01(\x0b\x32\x1f.atoll.protocol.v1.AcknowledgedH\x00\x12-\n\x07refused\x18\x06 \x01(\x0b\x32\x1a.atoll.protocol.v1.RefusedH\x00\x12+\n\x06\x63redit\x18\x07 \x01(\x0b\x32\x19.atoll.protocol.v1.CreditH\x00\x42\t\n\x07\x63ontent\"\x0e\n\x0c\x41\x63knowledged\"(\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\"U\n\x06\x43redit\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.atoll.protocol.v1.Kind\x12\x10\n\x08messages\x18\x03 \x01(\r*\xa7\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_BATCH\x10\x01\x12\x13\n\x0fKIND_ACTIVATION\x10\x02\x12\x11\n\rKIND_GRADIENT\x10\x03\x12\x16\n\x12KIND_TIED_GRADIENT\x10\x04\x12\x0e\n\nKIND_STATE\x10\x05\x12\x13\n\x0fKIND_ASSIGNMENT\x10\x06\x12\x14\n\x10KIND_MEASUREMENT\x10\x07\x32G\n\x05Links\x12>\n\x04Link\x12\x18.atoll.protocol.v1.Frame\x1a\x18.atoll.protocol.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/protocol/v1/frames.proto\x12\x11\x61toll.protocol.v1\"\xa9\x01\n\nMessageKey\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\x12%\n\x04kind\x18\x04 \x01(\x0e\x32\x17.atoll.protocol.v1.Kind\x12\x14\n\x0csource_stage\x18\x05 \x01(\r\x12\x14\n\x0ctarget_stage\x18\x06 \x01(\r\x12\x12\n\nevaluation\x18\x07 \x01(\x08\"k\n\x0cTensorHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\r\n\x05order\x18\x06 \x03(\r\"\xc1\x02\n\rMessageHeader\x12*\n\x03key\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.MessageKey\x12\x30\n\x07tensors\x18\x02 \x03(\x0b\x32\x1f.atoll.protocol.v1.TensorHeader\x12>\n\x07numbers\x18\x03 \x03(\x0b\x32-.atoll.protocol.v1.MessageHeader.NumbersEntry\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x07\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\x13\n\x0b\x63hunk_bytes\x18\x08 \x01(\r\x12\x17\n\x0fheader_checksum\x18\x07 \x01(\x07\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"C\n\x05Hello\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\"\xa8\x02\n\x05\x46rame\x12\x0f\n\x07message\x18\x01 \x01(\x04\x12)\n\x05hello\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.HelloH\x00\x12\x32\n\x06header\x18\x03 \x01(\x0b\x32 .atoll.protocol.v1.MessageHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x04 \x01(\x0cH\x00\x12\x37\n\x0c\x61\x63knowledged\x18\x05 \x01(\x0b\x32\x1f.atoll.protocol.v1.AcknowledgedH\x00\x12-\n\x07refused\x18\x06 \x01(\x0b\x32\x1a.atoll.protocol.v1.RefusedH\x00\x12+\n\x06\x63redit\x18\x07 \x01(\x0b\x32\x19.atoll.protocol.v1.CreditH\x00\x42\t\n\x07\x63ontent\"\x0e\n\x0c\x41\x63knowledged\"(\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\"U\n\x06\x43redit\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.atoll.protocol.v1.Kind\x12\x10\n\x08messages\x18\x03 \x01(\r*\xa7\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nKIND_BATCH\x10\x01\x12\x13\n\x0fKIND_ACTIVATION\x10\x02\x12\x11\n\rKIND_GRADIENT\x10\x03\x12\x16\n\x12KIND_TIED_GRADIENT\x10\x04\x12\x0e\n\nKIND_STATE\x10\x05\x12\x13\n\x0fKIND_ASSIGNMENT\x10\x06\x12\x14\n\x10KIND_MEASUREMENT\x10\x07\x32G\n\x05Links\x12>\n\x04Link\x12\x18.atoll.protocol.v1.Frame\x1a\x18.atoll.protocol.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MESSAGEHEADER_NUMBERSENTRY']._loaded_options = None
   _globals['_MESSAGEHEADER_NUMBERSENTRY']._serialized_options = b'8\001'
-  _globals['_KIND']._serialized_start=1151
-  _globals['_KIND']._serialized_end=1318
+  _globals['_KIND']._serialized_start=1172
+  _globals['_KIND']._serialized_end=1339
   _globals['_MESSAGEKEY']._serialized_start=54
   _globals['_MESSAGEKEY']._serialized_end=223
   _globals['_TENSORHEADER']._serialized_start=225
   _globals['_TENSORHEADER']._serialized_end=332
   _globals['_MESSAGEHEADER']._serialized_start=335
-  _globals['_MESSAGEHEADER']._serialized_end=635
-  _globals['_MESSAGEHEADER_NUMBERSENTRY']._serialized_start=589
-  _globals['_MESSAGEHEADER_NUMBERSENTRY']._serialized_end=635
-  _globals['_HELLO']._serialized_start=637
-  _globals['_HELLO']._serialized_end=704
-  _globals['_FRAME']._serialized_start=707
-  _globals['_FRAME']._serialized_end=1003
-  _globals['_ACKNOWLEDGED']._serialized_start=1005
-  _globals['_ACKNOWLEDGED']._serialized_end=1019
-  _globals['_REFUSED']._serialized_start=1021
-  _globals['_REFUSED']._serialized_end=1061
-  _globals['_CREDIT']._serialized_start=1063
-  _globals['_CREDIT']._serialized_end=1148
-  _globals['_LINKS']._serialized_start=1320
-  _globals['_LINKS']._serialized_end=1391
+  _globals['_MESSAGEHEADER']._serialized_end=656
+  _globals['_MESSAGEHEADER_NUMBERSENTRY']._serialized_start=610
+  _globals['_MESSAGEHEADER_NUMBERSENTRY']._serialized_end=656
+  _globals['_HELLO']._serialized_start=658
+  _globals['_HELLO']._serialized_end=725
+  _globals['_FRAME']._serialized_start=728
+  _globals['_FRAME']._serialized_end=1024
+  _globals['_ACKNOWLEDGED']._serialized_start=1026
+  _globals['_ACKNOWLEDGED']._serialized_end=1040
+  _globals['_REFUSED']._serialized_start=1042
+  _globals['_REFUSED']._serialized_end=1082
+  _globals['_CREDIT']._serialized_start=1084
+  _globals['_CREDIT']._serialized_end=1169
+  _globals['_LINKS']._serialized_start=1341
+  _globals['_LINKS']._serialized_end=1412
 # @@protoc_insertion_point(module_scope)

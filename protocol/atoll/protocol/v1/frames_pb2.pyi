@@ -61,7 +61,7 @@ class TensorHeader(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., num_bytes: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MessageHeader(_message.Message):
-    __slots__ = ("key", "tensors", "numbers", "num_bytes", "checksum", "attempt", "header_checksum")
+    __slots__ = ("key", "tensors", "numbers", "num_bytes", "checksum", "attempt", "chunk_bytes", "header_checksum")
     class NumbersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class MessageHeader(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEADER_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     key: MessageKey
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
@@ -82,8 +83,9 @@ class MessageHeader(_message.Message):
     num_bytes: int
     checksum: int
     attempt: int
+    chunk_bytes: int
     header_checksum: int
-    def __init__(self, key: _Optional[_Union[MessageKey, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., attempt: _Optional[int] = ..., header_checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[MessageKey, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., numbers: _Optional[_Mapping[str, float]] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., attempt: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., header_checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "generation", "protocol_version")
