@@ -108,7 +108,7 @@ def measure_atoll(setting: Setting, hosts: Sequence[Host], folder: Path) -> Meas
         for number in range(setting.stages):
             host = peer_hosts[number % len(peer_hosts)]
             join = ["-m", "atoll.peer", "join", address, "--name", f"peer-{number + 1}", "--device", "cpu"]
-            join += ["--threads", str(setting.threads), "--listen", f"{host.address}:0"]
+            join += ["--threads", str(setting.threads), "--listen", f"{host.address}:0", "--cache", str(folder / "cache")]
             processes.start(f"peer-{number + 1}", host, join, threads=setting.threads)
         assert coordinator.stdout is not None
         for line in coordinator.stdout:

@@ -16,6 +16,12 @@ _LARGEST_THRESHOLD_BYTES = 32 * 2**20  # glibc takes no more
 _KEPT_BYTES = 256 * 2**20
 
 
+def return_memory() -> None:
+    """Gives what is free in the heap back to the system."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def keep_memory_for_tensors() -> None:
     """One heap for all threads, from which blocks of up to 32 MiB come and which keeps what is freed. Call it at the start."""
     if platform.libc_ver()[0] != "glibc":

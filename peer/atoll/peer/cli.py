@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -31,6 +32,10 @@ app = typer.Typer(
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda:0 or mps; by default the best there is.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for computing; by default all cores.")]
+Cache = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep what was measured here for the next run; by default the user's cache folder."),
+]
 MaxMemory = Annotated[str | None, typer.Option(help="Offer no more memory than this, for example 8GiB.")]
 
 
@@ -43,10 +48,11 @@ def join(
     max_memory: MaxMemory = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
     advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
+    cache: Cache = None,
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
     from atoll.peer.profile import choose_device
-    from atoll.peer.settings import PeerSettings, default_name, parse_bytes
+    from atoll.peer.settings import PeerSettings, default_cache, default_name, parse_bytes
     from atoll.protocol.channel import parse_address
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -58,6 +64,7 @@ def join(
         memory_bytes=None if max_memory is None else parse_bytes(max_memory, "--max-memory"),
         listen=None if listen is None else str(parse_address(listen, "--listen")),
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
+        cache=cache or default_cache(),
     )
     raise typer.Exit(asyncio.run(_run(settings)))
 
@@ -67,14 +74,15 @@ def bench(
     device: Device = None,
     threads: Threads = None,
     max_memory: MaxMemory = None,
+    cache: Cache = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Print what a coordinator would be told about this machine: speed and memory, measured."""
     from atoll.peer.profile import choose_device, measure
-    from atoll.peer.settings import parse_bytes
+    from atoll.peer.settings import default_cache, parse_bytes
 
     cap = None if max_memory is None else parse_bytes(max_memory, "--max-memory")
-    profile = measure(choose_device(device), threads=threads, memory_cap_bytes=cap)
+    profile = measure(choose_device(device), threads=threads, memory_cap_bytes=cap, cache=cache or default_cache())
     print(json.dumps(dataclasses.asdict(profile)) if as_json else _describe(profile), flush=True)
 
 
@@ -130,6 +138,7 @@ def _describe(profile: Profile) -> str:
             f"device        {profile.device}, {profile.threads} threads",
             f"speed         {profile.flops_per_second / 1e9:.1f} GFLOP/s (fp32, forward and backward)",
             f"free memory   {profile.memory_bytes / 2**30:.2f} GiB",
+            f"free disk     {profile.disk_bytes / 2**30:.2f} GiB where the cache lies",
             f"in use        {profile.resident_bytes / 2**20:.0f} MiB by this process",
         ]
     )

@@ -22,6 +22,11 @@ from atoll.protocol.v1 import frames_pb2, session_pb2, session_pb2_grpc
 
 MAX_ASSIGNMENT_BYTES = 256 * 2**20  # a graph of ten thousand nodes takes a few megabytes
 MAX_BATCH_BYTES = 2**30  # one microbatch of one stage: images at most, token ids usually
+_LIMITS = {
+    Kind.ASSIGNMENT: MAX_ASSIGNMENT_BYTES,
+    Kind.BATCH: MAX_BATCH_BYTES,
+    Kind.MEASUREMENT: MAX_ASSIGNMENT_BYTES + MAX_BATCH_BYTES,
+}
 FLUSH_SECONDS = 1.0  # for the last words of a peer that ends
 
 SessionCall: TypeAlias = grpc.aio.StreamStreamCall[session_pb2.PeerMessage, session_pb2.CoordinatorMessage]
@@ -113,7 +118,7 @@ def _wrap(frame: frames_pb2.Frame) -> session_pb2.PeerMessage:
 
 def _accept(header: MessageHeader) -> str | None:
     """Judges the header of a message from the coordinator."""
-    limit = {Kind.ASSIGNMENT: MAX_ASSIGNMENT_BYTES, Kind.BATCH: MAX_BATCH_BYTES}.get(header.key.kind)
+    limit = _LIMITS.get(header.key.kind)
     if limit is None:
         return f"a session carries no {header.key.kind.name.lower()} messages"
     if header.num_bytes > limit:

@@ -11,7 +11,7 @@ from atoll.compression.registry import decode_message
 from atoll.peer.boundaries import state_judge
 from atoll.peer.connection import Connection, Received
 from atoll.peer.engine import Engine
-from atoll.peer.events import Arrived, Command, Faulted, Notice
+from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice
 from atoll.peer.faults import fault_of
 from atoll.peer.profile import Profile, measure, resident_bytes
 from atoll.peer.session import Session, SessionState
@@ -97,8 +97,9 @@ class Peer:
             threads=settings.threads,
             memory_cap_bytes=settings.memory_bytes,
             declared_flops=settings.flops_per_second,
+            cache=settings.cache,
         )
-        engine = self._engine = Engine(self._own, profile, self._on_notice, self._on_link_fault)
+        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault)
         bound = await engine.start(settings.listen_address, settings.threads)
         connection = Connection(self._own, str(settings.coordinator), self._on_coordinator, self._on_connection_lost)
         self._connection = connection
@@ -131,6 +132,7 @@ class Peer:
             flops_per_second=profile.flops_per_second,
             machine=profile.machine,
             cores=profile.cores,
+            disk_bytes=profile.disk_bytes,
         )
 
     def _on_coordinator(self, received: Received) -> None:
@@ -144,6 +146,8 @@ class Peer:
             self._cancel_loading()
             payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
             self._feed(AssignmentArrived(generation=received.key.generation, payload=payload))
+        elif received.key.kind is Kind.MEASUREMENT:
+            self._post(Measure(message=decode_message(received)))
         else:
             self._post(Arrived(sender=None, message=decode_message(received)))
 
@@ -166,6 +170,8 @@ class Peer:
     def _on_notice(self, notice: Notice) -> None:
         if isinstance(notice, Faulted):
             _log.warning("step %d: %s", notice.step, notice.fault.reason)
+        elif isinstance(notice, Measured):
+            _log_measured(notice)
         self._feed(notice)
 
     def _feed(self, event: SessionEvent) -> None:
@@ -296,6 +302,15 @@ class Peer:
                 self._finish(Outcome(exit_code=ExitCode.FAILED, reason=f"a bug in atoll-peer: {error!r}"))
 
         task.add_done_callback(ended)
+
+
+def _log_measured(measured: Measured) -> None:
+    if measured.seconds is None:
+        _log.warning("a kind of segment was not measured: %s", measured.failure)
+        return
+    seconds, where = measured.seconds, "known from before" if measured.cached else "measured"
+    later = seconds.backward + seconds.accumulate
+    _log.info("a kind of segment takes %.2f ms forward, %.2f ms back (%s)", 1e3 * seconds.forward, 1e3 * later, where)
 
 
 def _log_stage(instruction: Connect) -> None:

@@ -13,8 +13,10 @@ from atoll.peer.compute_thread import ComputeThread
 from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Delivered, Faulted, Notice
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.links import Links, LinkSettings
+from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
 from atoll.peer.profile import Profile
+from atoll.peer.settings import PeerSettings
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import LinkError
@@ -31,14 +33,25 @@ class Engine:
     """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop."""
 
     def __init__(
-        self, own: PeerId, profile: Profile, on_notice: Callable[[Notice], None], on_fault: Callable[[LinkError], None]
+        self,
+        settings: PeerSettings,
+        profile: Profile,
+        on_notice: Callable[[Notice], None],
+        on_fault: Callable[[LinkError], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
         self._memory_bytes = profile.memory_bytes
-        self._links = Links(own, on_message=self._arrived, on_fault=on_fault)
+        self._links = Links(PeerId(settings.name), on_message=self._arrived, on_fault=on_fault)
         self._pipeline = Pipeline(
-            PipelineSurroundings(device=profile.device, memory_bytes=profile.memory_bytes, send=self._send, notify=self._notify)
+            PipelineSurroundings(
+                device=profile.device,
+                memory_bytes=profile.memory_bytes,
+                send=self._send,
+                notify=self._notify,
+                cache=MeasurementCache(settings.cache),
+                declared_speed=settings.flops_per_second is not None,
+            )
         )
         self._thread: ComputeThread | None = None
         self._server: grpc.aio.Server | None = None

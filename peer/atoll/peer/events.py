@@ -10,6 +10,7 @@ import torch
 
 from atoll.peer.boundaries import Boundaries
 from atoll.peer.faults import Fault
+from atoll.peer.work_seconds import WorkSeconds
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.messages import Message, MessageKey
@@ -86,7 +87,16 @@ class HandedOut:
     generation: Generation
 
 
-Command: TypeAlias = Assign | Initialise | Arrived | Delivered | BeginStep | CommitStep | VoidStep | HandOutState | HandedOut
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A MEASUREMENT message. Answered by Measured, whatever happens."""
+
+    message: Message
+
+
+Command: TypeAlias = (
+    Assign | Initialise | Arrived | Delivered | BeginStep | CommitStep | VoidStep | HandOutState | HandedOut | Measure
+)
 
 # --- notices: from computing to the session ---
 
@@ -114,7 +124,9 @@ class MicrobatchLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A step is done here and waits for its commit (an evaluation is over)."""
+    """A step is done here and waits for its commit (an evaluation is over).
+
+    ``seconds`` are those of all its microbatches together; ``update`` is the last committed step's."""
 
     generation: Generation
     step: StepNumber
@@ -122,6 +134,7 @@ class Reported:
     losses: tuple[MicrobatchLoss, ...]
     squared_norms: Mapping[str, float]
     compute_seconds: float
+    seconds: WorkSeconds = field(default_factory=WorkSeconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +168,17 @@ class Faulted:
     fatal: bool = False
 
 
-Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | Consumed | Faulted
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a kind of segment takes here, from now or from the ``cached`` past; or the ``failure`` why that is not known."""
+
+    kind: str
+    seconds: WorkSeconds | None = None
+    cached: bool = False
+    failure: str = ""
+
+
+Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | Consumed | Faulted | Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,6 +29,7 @@ from atoll.peer.events import (
     HandOutState,
     Initialise,
     Loaded,
+    Measure,
     Notice,
     StateReady,
     StepVoided,
@@ -36,6 +37,9 @@ from atoll.peer.events import (
 )
 from atoll.peer.faults import Fault, fault_of
 from atoll.peer.mailbox import Mailbox
+from atoll.peer.measurement_cache import MeasurementCache
+from atoll.peer.measuring_queue import MeasuringQueue
+from atoll.peer.profile import synchronise
 from atoll.peer.stage import Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
@@ -49,13 +53,16 @@ from atoll.protocol.validation import validate_stage
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSurroundings:
     """What the pipeline works with. ``send`` hands a message over to the links and does not wait; a graph that takes more than
-    ``memory_bytes`` is refused."""
+    ``memory_bytes`` is refused. Measurements are kept in ``cache``; none are made where ``declared_speed`` says that the owner
+    knows better."""
 
     device: str
     memory_bytes: int
     send: Callable[[PeerId, Message], None]
     notify: Callable[[Notice], None]
     clock: Callable[[], float] = time.monotonic
+    cache: MeasurementCache = field(default_factory=lambda: MeasurementCache(None))
+    declared_speed: bool = False
 
 
 class Pipeline:
@@ -73,6 +80,13 @@ class Pipeline:
         self._run: StepRun | None = None
         self._handing_out = False
         self._postponed: list[Command] = []
+        self._update_seconds = 0.0
+        self._measuring = MeasuringQueue(
+            device=surroundings.device,
+            cache=surroundings.cache,
+            notify=surroundings.notify,
+            refusal="its owner declared its speed" if surroundings.declared_speed else "",
+        )
         self._doing = "idle"
         self.progress = ComputeProgress(generation=self._generation, step=self._step)
 
@@ -85,10 +99,11 @@ class Pipeline:
         self._publish(count=1)
 
     def work(self) -> bool:
-        """Does one piece of work of the step; False when there is nothing to do but wait for the next command."""
+        """Does one piece of work, of the step or of a measurement; False when there is nothing to do but wait for the next
+        command."""
         run = self._run
         if run is None:
-            return False
+            return self._work_on_measurement()
         self._doing = run.activity
         self._publish(count=0)
         try:
@@ -99,6 +114,13 @@ class Pipeline:
         if run.start.evaluation and run.phase is Phase.REPORTED:
             self._end_step(run.start)
         self._publish(count=int(worked))
+        return worked
+
+    def _work_on_measurement(self) -> bool:
+        worked = self._measuring.advance()
+        if worked:
+            self._doing = "measuring" if self._measuring.busy else "idle"
+            self._publish(count=1)
         return worked
 
     def _dispatch(self, command: Command) -> None:
@@ -125,6 +147,8 @@ class Pipeline:
                 self._hand_out(command)
             case HandedOut():
                 self._handed_out()
+            case Measure():
+                self._measure(command)
 
     def _must_wait(self, command: Command) -> bool:
         """While state is handed out a commit waits, and with it what comes after it."""
@@ -139,6 +163,7 @@ class Pipeline:
             self._dispatch(command)
 
     def _assign(self, command: Assign) -> None:
+        self._measuring.abandon("it got a stage in the meantime")
         self._doing = "reading the assignment"
         self._run, self._stage, self._boundaries, self._assignment = None, None, None, None
         self._handing_out, self._postponed = False, []
@@ -179,6 +204,7 @@ class Pipeline:
         stage, boundaries, assignment = self._stage, self._boundaries, self._assignment
         if stage is None or boundaries is None or assignment is None:
             raise WireError("a step was started before this peer had its stage")
+        self._measuring.abandon("it began a step in the meantime")
         self._step = command.step
         self._run = StepRun(
             command,
@@ -191,6 +217,7 @@ class Pipeline:
                 send=self._with.send,
                 notify=self._with.notify,
                 clock=self._with.clock,
+                update_seconds=self._update_seconds,
             ),
         )
 
@@ -201,7 +228,10 @@ class Pipeline:
         assert stage is not None, "committed without a stage"
         assert run is not None, f"step {command.step} was committed after it was dropped here"
         assert run.phase is Phase.REPORTED, f"step {command.step} was committed before it was reported"
+        started = self._with.clock()
         stage.commit(command.clip_factor, command.learning_rate)
+        synchronise(stage.settings.device)
+        self._update_seconds = run.finish_seconds + self._with.clock() - started
         self._end_step(run.start)
 
     def _end_step(self, start: BeginStep) -> None:
@@ -216,6 +246,12 @@ class Pipeline:
         self._mailbox.drop_before(command.next_generation)
         self._doing = "idle"
         self._with.notify(StepVoided(next_generation=command.next_generation, step=command.step))
+
+    def _measure(self, command: Measure) -> None:
+        held = 0 if self._stage is None else self._stage.resident_bytes
+        self._measuring.add(command.message, self._with.memory_bytes - held)
+        if self._run is not None:
+            self._measuring.abandon("it is in the middle of a step")
 
     def _hand_out(self, command: HandOutState) -> None:
         if self._stage is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from atoll.peer.measurement_cache import free_disk_bytes
 from atoll.protocol.errors import JobError
 
 _WIDTH = {"cpu": 256, "cuda": 2048, "mps": 1024}  # large enough to keep the device busy, small enough to end in a moment
@@ -22,6 +23,7 @@ _ROWS = {
 _EXPANSION = 4  # as in the feed-forward part of a transformer
 _SECONDS = 0.3
 _FEWEST_REPETITIONS = 10
+_PROCESSORS = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
@@ -31,7 +33,8 @@ _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 class Profile:
     """``memory_bytes`` is what the peer may use, its cap included; ``flops_per_second`` counts forward and backward in fp32.
 
-    Peers that name the same ``machine`` share its ``cores``; a peer that computes on a device of its own names none."""
+    Peers that name the same ``machine`` share its ``cores``; a peer that computes on a device of its own names none.
+    ``disk_bytes`` are free where the peer keeps its cache."""
 
     device: str
     threads: int
@@ -40,6 +43,7 @@ class Profile:
     resident_bytes: int
     machine: str
     cores: int
+    disk_bytes: int
 
 
 def choose_device(text: str | None) -> str:
@@ -64,7 +68,12 @@ def _has_mps() -> bool:
 
 
 def measure(
-    device: str, *, threads: int | None = None, memory_cap_bytes: int | None = None, declared_flops: float | None = None
+    device: str,
+    *,
+    threads: int | None = None,
+    memory_cap_bytes: int | None = None,
+    declared_flops: float | None = None,
+    cache: Path | None = None,
 ) -> Profile:
     """Measures for a third of a second, or at once where the speed is declared."""
     if threads is not None:
@@ -79,6 +88,7 @@ def measure(
         resident_bytes=resident_bytes(),
         machine=machine_name() if torch.device(device).type == "cpu" else "",
         cores=usable_cores(),
+        disk_bytes=free_disk_bytes(cache),
     )
 
 
@@ -113,7 +123,7 @@ def flops_per_second(device: str, *, seconds: float = _SECONDS) -> float:
         started = time.perf_counter()
         hidden = torch.nn.functional.gelu(torch.nn.functional.linear(inputs, first))
         torch.autograd.grad(torch.nn.functional.linear(hidden, second).sum(), (inputs, first, second))
-        _synchronise(kind)
+        synchronise(torch.device(device))
         if repetitions > 0:  # the first one warms up
             best = min(best, time.perf_counter() - started)
         repetitions += 1
@@ -146,8 +156,22 @@ def _container_free_bytes() -> int | None:
     return None if limit == "max" else max(0, int(limit) - used)
 
 
-def _synchronise(kind: str) -> None:
-    if kind == "cuda":
-        torch.cuda.synchronize()
-    elif kind == "mps":
+def synchronise(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called: devices of one name are equally fast."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        models = {
+            line.partition(":")[2].strip() for line in _PROCESSORS.read_text().splitlines() if line.startswith("model name")
+        }
+    except OSError:
+        models = set()
+    return " ".join((device.type, *sorted(models or {platform.processor() or platform.machine()})))

@@ -21,6 +21,7 @@ from atoll.peer.events import (
     HandOutState,
     Initialise,
     Loaded,
+    Measured,
     Reported,
     StateReady,
     StepVoided,
@@ -208,6 +209,8 @@ class Session:
             case StepVoided():
                 voided = session_pb2.Voided(generation=notice.next_generation, step=notice.step)
                 return [Advance(notice.next_generation), Tell(session_pb2.PeerMessage(voided=voided))]
+            case Measured():
+                return [Tell(session_pb2.PeerMessage(measured=_measured_message(notice)))]
             case StateReady():  # of an older generation too: computing waits to hear that it was handed out
                 return [Upload(notice.generation, notice.step, notice.items)]
             case Faulted() if notice.fatal:
@@ -276,6 +279,23 @@ def _report_message(report: Reported) -> session_pb2.StageReport:
         losses=losses,
         squared_norms=norms,
         compute_seconds=report.compute_seconds,
+        forward_seconds=report.seconds.forward,
+        backward_seconds=report.seconds.backward,
+        accumulate_seconds=report.seconds.accumulate,
+        update_seconds=report.seconds.update,
+    )
+
+
+def _measured_message(measured: Measured) -> session_pb2.Measured:
+    if measured.seconds is None:
+        return session_pb2.Measured(kind=measured.kind, failure=measured.failure)
+    return session_pb2.Measured(
+        kind=measured.kind,
+        forward_seconds=measured.seconds.forward,
+        backward_seconds=measured.seconds.backward,
+        accumulate_seconds=measured.seconds.accumulate,
+        update_seconds=measured.seconds.update,
+        cached=measured.cached,
     )
 
 

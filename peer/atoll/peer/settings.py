@@ -6,7 +6,9 @@ import importlib.metadata
 import os
 import re
 import socket
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
@@ -23,7 +25,7 @@ class PeerSettings:
 
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this peer offers; None means all that is free. ``connect_seconds`` is how long the coordinator
-    may take to answer.
+    may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing.
     """
 
     coordinator: Address
@@ -35,6 +37,7 @@ class PeerSettings:
     listen: str | None = None
     advertise: str | None = None
     connect_seconds: float = CONNECT_SECONDS
+    cache: Path | None = None
 
     @property
     def listen_address(self) -> str:
@@ -63,6 +66,17 @@ def software_version() -> str:
         return importlib.metadata.version("atoll")
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
         return "unknown"
+
+
+def default_cache() -> Path:
+    """Where this user's programs keep what they can make again, as the platform has it."""
+    if sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return folder / "atoll"
 
 
 def default_name() -> str:

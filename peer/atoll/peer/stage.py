@@ -27,7 +27,7 @@ from atoll.peer.backward import Deferred, backward
 from atoll.peer.executor import Layout, Program, base_slots
 from atoll.peer.initialisation import initial_value
 from atoll.peer.optimizer import Optimizer
-from atoll.peer.staging import staging_for
+from atoll.peer.staging import Staging, staging_for
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.errors import NumericalFault, WireError
 from atoll.protocol.graph import (
@@ -99,13 +99,15 @@ class _Flight:
 
 
 class Stage:
-    """A stage graph with its parameters, buffers, gradients and optimizer."""
+    """A stage graph with its parameters, buffers, gradients and optimizer.
 
-    def __init__(self, graph: StageGraph, settings: StageSettings) -> None:
+    ``staging`` is how values come in and go out, by default from and to the host."""
+
+    def __init__(self, graph: StageGraph, settings: StageSettings, staging: Staging | None = None) -> None:
         self.graph = graph
         self.settings = settings
         self._device = settings.device
-        self._staging = staging_for(settings.device)
+        self._staging = staging_for(settings.device) if staging is None else staging
         self._arrivals = Arrivals(graph, self._staging, settings.limits, lower_precision=settings.precision == "bf16")
         self._layout = Layout(graph)
         self._training = Program(graph, self._layout, settings.device, evaluation=False)

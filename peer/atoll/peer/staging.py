@@ -32,6 +32,11 @@ def staging_for(device: torch.device) -> Staging:
     return _Direct(device)
 
 
+def resident_staging() -> Staging:
+    """For values that are made on the device and stay there."""
+    return _Host()
+
+
 class _Host:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

@@ -14,6 +14,7 @@ from atoll.peer.events import BeginStep, Consumed, MicrobatchLoss, Notice, Repor
 from atoll.peer.mailbox import Mailbox
 from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage import MicrobatchInput, Stage
+from atoll.peer.work_seconds import WorkSeconds
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageKey
@@ -34,7 +35,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSurroundings:
-    """What a step works with; ``peers`` holds who has each neighbouring stage."""
+    """What a step works with; ``peers`` holds who has each neighbouring stage, ``update_seconds`` what the last committed step
+    took to finish its gradients and update the weights."""
 
     stage: Stage
     boundaries: Boundaries
@@ -44,6 +46,7 @@ class StepSurroundings:
     send: Callable[[PeerId, Message], None]
     notify: Callable[[Notice], None]
     clock: Callable[[], float]
+    update_seconds: float = 0.0
 
 
 class StepRun:
@@ -66,7 +69,8 @@ class StepRun:
         )
         self._bindings: dict[MicrobatchIndex, dict[str, int]] = {}
         self._losses: list[MicrobatchLoss] = []
-        self._compute_seconds = 0.0
+        self._seconds = dict.fromkeys(Work, 0.0)
+        self.finish_seconds = 0.0
         if not start.evaluation:
             surroundings.stage.begin(start.step)
         for key in tuple(surroundings.mailbox.keys_of(start.generation, start.step, evaluation=start.evaluation)):
@@ -130,13 +134,14 @@ class StepRun:
                 self._backward(action.microbatch)
             case Work.ACCUMULATE:
                 self._with.stage.accumulate(action.microbatch)
-        self._compute_seconds += self._with.clock() - started
+        # On a device with a queue this is when the call returned: what nothing waited for counts with what comes next.
+        self._seconds[action.work] += self._with.clock() - started
         self._schedule.finished(action)
 
     def _forward(self, index: MicrobatchIndex) -> None:
         boundaries = self._with.boundaries
         _, batch = self._take(Kind.BATCH, index, COORDINATOR_STAGE)
-        bindings = _bindings(batch.numbers)
+        bindings = bindings_of(batch.numbers)
         received: Values = {}
         for source in sorted(boundaries.activation_sources):
             sender, message = self._take(Kind.ACTIVATION, index, source)
@@ -192,7 +197,7 @@ class StepRun:
                 tied |= boundaries.read_tied(message.tensors)
         started = self._with.clock()
         squared_norms = self._with.stage.finish(tied)
-        self._compute_seconds += self._with.clock() - started
+        self.finish_seconds = self._with.clock() - started
         self._report(squared_norms)
 
     def _report(self, squared_norms: Mapping[str, float]) -> None:
@@ -204,7 +209,13 @@ class StepRun:
                 evaluation=self.start.evaluation,
                 losses=tuple(self._losses),
                 squared_norms=dict(squared_norms),
-                compute_seconds=self._compute_seconds,
+                compute_seconds=sum(self._seconds.values()) + self.finish_seconds,
+                seconds=WorkSeconds(
+                    forward=self._seconds[Work.FORWARD],
+                    backward=self._seconds[Work.BACKWARD],
+                    accumulate=self._seconds[Work.ACCUMULATE],
+                    update=self._with.update_seconds,
+                ),
             )
         )
 
@@ -241,7 +252,7 @@ class StepRun:
         self._with.send(self._with.peers[target], Message(key=key, tensors=tensors, numbers={}))
 
 
-def _bindings(numbers: Mapping[str, float]) -> dict[str, int]:
+def bindings_of(numbers: Mapping[str, float]) -> dict[str, int]:
     """The sizes sent with a batch, by symbol."""
     return {name.removeprefix(_SIZE_PREFIX): int(value) for name, value in numbers.items() if name.startswith(_SIZE_PREFIX)}
 

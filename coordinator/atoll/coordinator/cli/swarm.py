@@ -21,7 +21,7 @@ from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
 from atoll.coordinator.cli.processes import Child, end_all
 from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import new_state, read_address
-from atoll.coordinator.run_files import LOGS
+from atoll.coordinator.run_files import CACHE, LOGS
 from atoll.protocol.errors import RunFailed
 
 LISTEN_SECONDS = 60.0
@@ -139,6 +139,7 @@ class Swarm:
                 return
             name = f"peer-{number}"
             words = [sys.executable, "-m", "atoll.peer", "join", address, "--name", name, "--threads", str(threads)]
+            words += ["--cache", str(self._settings.state / CACHE)]
             self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
 
     async def _watch(self, coordinator: Child) -> None:
