@@ -37,8 +37,7 @@ def op_fence(predictor: Predictor) -> Layout | None:
     np.fill_diagonal(between, 0.0)
     order = bottleneck_path(between) if len(groups) > 1 else (0,)
     peers = tuple(peer for index in order for peer in groups[index])[: predictor.segments.num_segments]
-    seconds = predictor.seconds
-    power = 1.0 / (seconds.forward[:, -1] + seconds.backward[:, -1])
+    power = 1.0 / predictor.seconds.all_works[:, -1]
     return _fitted(peers, power[list(peers)], predictor)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations, product
 
 import numpy as np
@@ -14,7 +14,7 @@ from atoll.coordinator.planning.cuts import Layout
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.planner import PlanRequest
 from atoll.coordinator.planning.prediction import Predictor
-from atoll.coordinator.planning.segments import PeerOffer, Segments, StageMemory
+from atoll.coordinator.planning.segments import MeasuredSeconds, PeerOffer, Segments, StageMemory
 from atoll.protocol.ids import NodeIndex, PeerId
 
 MB = 1e6
@@ -125,6 +125,42 @@ def random_request(seed: int, num_peers: int, num_segments: int) -> PlanRequest:
         network=network,
         constraints=constraints,
     )
+
+
+def on_shared_machines(request: PlanRequest, seed: int) -> PlanRequest:
+    """The request with its peers on a few machines of few cores, the coordinator at some distance, and some peers measured."""
+    generator = np.random.default_rng((seed, 1))
+    machines = [(f"machine-{number}", int(generator.integers(1, 5))) for number in range(int(generator.integers(1, 3)))]
+    peers = []
+    for peer in request.peers:
+        name, cores = machines[int(generator.integers(len(machines)))]
+        alone = generator.random() < 0.2
+        peers.append(
+            replace(
+                peer,
+                machine="" if alone else name,
+                cores=cores,
+                threads=int(generator.integers(1, 4)),
+                coordinator_round_trip_seconds=float(generator.uniform(0.0, 0.1)),
+                measured=measured_seconds(request.segments, peer, generator) if generator.random() < 0.5 else None,
+            )
+        )
+    return replace(request, peers=tuple(peers))
+
+
+def measured_seconds(segments: Segments, peer: PeerOffer, generator: np.random.Generator) -> MeasuredSeconds:
+    """What a peer of that speed might measure: the first segment makes all its gradients at once."""
+    own = np.diff(segments.forward_flops) / peer.flops_per_second
+    forward = own * generator.uniform(0.7, 1.3, len(own))
+    backward = own * generator.uniform(0.7, 1.3, len(own))
+    accumulate = own * generator.uniform(0.7, 1.3, len(own))
+    backward[0], accumulate[0] = backward[0] + accumulate[0], 0.0
+    update = own * generator.uniform(0.1, 0.5, len(own))
+    return MeasuredSeconds(forward=_sums(forward), backward=_sums(backward), accumulate=_sums(accumulate), update=_sums(update))
+
+
+def _sums(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.concatenate([[0.0], np.cumsum(values)]))
 
 
 def predictor_of(request: PlanRequest) -> Predictor:

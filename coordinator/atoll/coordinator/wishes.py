@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from atoll.coordinator.planning.codecs import codec_cost
 from atoll.coordinator.planning.costs import Constraints
 from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.protocol.errors import JobError, PlacementError
@@ -14,10 +15,13 @@ from atoll.protocol.graph import Node, OpGraph, ParameterReference
 from atoll.protocol.job import Job
 from atoll.protocol.job_errors import suggestion
 
+COMMIT_SECONDS = 0.005
+"""What a coordinator takes to write a step down for good, mostly its disk, and to tell the peers."""
+
 
 def constraints_of(job: Job, pins: tuple[tuple[int, str], ...]) -> Constraints:
     """What ``job`` asks of a plan; ``pins`` are those of ``pinned_segments``."""
-    wishes = job.plan
+    wishes, compression = job.plan, job.network.compression
     return Constraints(
         num_microbatches=job.training.num_microbatches,
         num_stages=None if wishes.stages == "auto" else wishes.stages,
@@ -25,6 +29,9 @@ def constraints_of(job: Job, pins: tuple[tuple[int, str], ...]) -> Constraints:
         recompute=None if wishes.recompute == "auto" else wishes.recompute,
         pins=pins,
         trusted_ends=wishes.trusted_ends,
+        forward_codecs=(codec_cost(compression.forward_codec),),
+        backward_codecs=(codec_cost(compression.backward_codec),),
+        commit_seconds=COMMIT_SECONDS,
     )
 
 

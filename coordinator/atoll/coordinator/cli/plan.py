@@ -7,7 +7,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from atoll.coordinator.cli import formatting
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, JobOverrides
 from atoll.coordinator.cli.status import ask_status
+from atoll.coordinator.planning.goodput import expected_step_seconds
 from atoll.protocol.ids import PeerId
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Everything that is printed. ``unit`` is tokens or samples, ``microbatch`` counts samples."""
+    """Everything that is printed. ``unit`` is tokens or samples, ``microbatch`` counts samples; ``failures_per_hour`` are
+    expected by the operator."""
 
     planned: Planned
     microbatch: int
@@ -47,6 +49,13 @@ class Answer:
     what_if: tuple[WhatIf, ...]
     units_per_second: float
     unit: str
+    failures_per_hour: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Units a second of steps that are committed, with those failures."""
+        step = self.planned.step_seconds
+        return self.units_per_second * step / expected_step_seconds(step, failures_per_hour=self.failures_per_hour)
 
 
 def command(
@@ -58,6 +67,9 @@ def command(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"Where to draw the step. Default: {PICTURE}, none with --json.")
     ] = None,
+    failures_per_hour: Annotated[
+        float, typer.Option(metavar="N", min=0.0, help="Say also what is left of the speed when N steps an hour fail.")
+    ] = 0.0,
     overrides: JobOverrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +80,7 @@ def command(
 
     loaded = load_job(job, overrides or ())
     offers, network = _from_fleet(fleet) if fleet is not None else _from_coordinator(against)
-    answer = make_answer(loaded, offers, network)
+    answer = replace(make_answer(loaded, offers, network), failures_per_hour=failures_per_hour)
     drawn = picture or (None if as_json else PICTURE)
     if drawn is not None:
         drawn.write_text(_picture(answer, loaded.name), encoding="utf-8")
@@ -136,6 +148,9 @@ def lines(answer: Answer) -> Iterator[str]:
     yield f"predicted    {step} a step, {answer.units_per_second:,.0f} {answer.unit}/s"
     number, size = planned.pipeline.num_microbatches, answer.microbatch
     yield f"microbatch   {_counted(size, 'sample')}, {_counted(number, 'microbatch', 'microbatches')} a step"
+    if answer.failures_per_hour:
+        often = f"{answer.failures_per_hour:g} {'failure' if answer.failures_per_hour == 1 else 'failures'} an hour"
+        yield f"goodput      {answer.goodput:,.0f} {answer.unit}/s with {often} that void a step each"
     yield f"bottleneck   {planned.bottleneck.sentence}"
     for one in answer.what_if:
         yield f"what if      {one.sentence}"
@@ -233,6 +248,8 @@ def as_dict(answer: Answer) -> dict[str, Any]:
         "microbatch": answer.microbatch,
         "num_microbatches": planned.pipeline.num_microbatches,
         f"predicted_{answer.unit}_per_second": answer.units_per_second,
+        "failures_per_hour": answer.failures_per_hour,
+        f"goodput_{answer.unit}_per_second": answer.goodput,
         "bottleneck": planned.bottleneck.sentence,
         "bottleneck_kind": str(planned.bottleneck.kind),
         "spares": [{"name": spare.peer, "code": spare.code, "reason": spare.reason} for spare in planned.spares],

@@ -19,16 +19,19 @@ COLOURS = {
     WorkKind.BACKWARD: "#f58518",
     WorkKind.ACCUMULATE: "#d9b61c",
     WorkKind.UPDATE: "#54a24b",
+    WorkKind.FINISH: "#88c57f",
     WorkKind.SEND_FORWARD: "#4c78a8",
     WorkKind.SEND_BACKWARD: "#c0560b",
     WorkKind.EXCHANGE: "#b279a2",
 }
-_COMPUTING = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.ACCUMULATE, WorkKind.UPDATE)
+_ONCE = (WorkKind.UPDATE, WorkKind.FINISH)
+_COMPUTING = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.ACCUMULATE, *_ONCE)
 _MEANING = {
     WorkKind.FORWARD: "forward",
     WorkKind.BACKWARD: "backward",
     WorkKind.ACCUMULATE: "gradients of weights",
     WorkKind.UPDATE: "update",
+    WorkKind.FINISH: "norms of gradients",
     WorkKind.SEND_FORWARD: "sends activations",
     WorkKind.SEND_BACKWARD: "sends gradients",
     WorkKind.EXCHANGE: "sends shared parameters' gradients",
@@ -89,7 +92,7 @@ def _bar(activity: Activity, scale: float) -> Iterator[str]:
         f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{COMPUTE if computes else SEND}" '
         f'fill="{COLOURS[activity.kind]}"><title>{escape(label)}</title></rect>'
     )
-    if computes and width >= _READABLE and activity.kind is not WorkKind.UPDATE:
+    if computes and width >= _READABLE and activity.kind not in _ONCE:
         yield _text(left + width / 2.0, top + COMPUTE - 7, str(activity.microbatch), tone="number", anchor="middle", size=10)
 
 

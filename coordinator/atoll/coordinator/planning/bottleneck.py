@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
+from atoll.coordinator.planning.processors import crowded, machine_cores, threads_of
 from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.protocol.ids import PeerId
+from atoll.protocol.job_errors import listed
 
 
 class BottleneckKind(StrEnum):
@@ -35,11 +37,12 @@ class Bottleneck:
 def find_bottleneck(
     peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation, most_in_flight: tuple[int, ...]
 ) -> Bottleneck:
-    """The busiest of stages, links and lines; or what they wait for, when none of them is busy for most of the step.
+    """The busiest of machines, stages, links and lines; or what they wait for, when none of them is busy for most of the step.
 
     ``most_in_flight`` is how many microbatches each stage's memory holds.
     """
     found = [
+        *_machines(peers, pipeline, simulation),
         *_computing(peers, simulation),
         *_links(peers, pipeline, simulation),
         *_lines(peers, pipeline, simulation.step_seconds),
@@ -70,6 +73,26 @@ def _computing(peers: tuple[PeerId, ...], simulation: Simulation) -> list[Bottle
     for stage, seconds in enumerate(simulation.compute_seconds):
         sentence = f"computing at {peers[stage]} (stage {stage}), {_busy(seconds / step, step)}"
         found.append(Bottleneck(kind=BottleneckKind.COMPUTE, stage=stage, busy_share=seconds / step, sentence=sentence))
+    return found
+
+
+def _machines(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> list[Bottleneck]:
+    """Machines whose processors several stages share. ``stage`` is the first of them."""
+    step, found = simulation.step_seconds, []
+    for members in crowded(pipeline.stages):
+        on_it = [pipeline.stages[member] for member in members]
+        cores = machine_cores(on_it)
+        busy = sum(threads_of(pipeline.stages[member], cores) * simulation.compute_seconds[member] for member in members)
+        share = busy / cores / step
+        words = f"{cores} processor core{'' if cores == 1 else 's'} that {listed([peers[one] for one in members], 'and')} share"
+        found.append(
+            Bottleneck(
+                kind=BottleneckKind.COMPUTE,
+                stage=members[0],
+                busy_share=share,
+                sentence=f"computing on the {words}, {_busy(share, step)}",
+            )
+        )
     return found
 
 

@@ -13,7 +13,12 @@ import numpy as np
 
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.pipeline import Duplex
+from atoll.coordinator.planning.processors import crowds_of
 from atoll.coordinator.planning.segments import RAW, CodecCost, PeerOffer, Segments
+
+ACCUMULATE_SHARE = 0.5
+"""The part of a backward pass that makes the gradients of the weights, where nothing was measured: half, as for a matrix
+product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +26,8 @@ class Constraints:
     """What is asked of a plan; None leaves a choice to the planner.
 
     ``memory_share`` is how much of a peer's memory a plan may use; the rest is headroom. ``pins`` ties a segment to a peer.
-    ``codecs`` are the codecs that links may use, the least lossy first.
+    ``forward_codecs`` and ``backward_codecs`` are the codecs that links may use in each direction, the least lossy first.
+    ``commit_seconds`` is what the coordinator takes between the last report of a step and its word to all.
     """
 
     num_microbatches: int
@@ -31,9 +37,27 @@ class Constraints:
     memory_share: float = 0.9
     pins: tuple[tuple[int, str], ...] = ()
     trusted_ends: bool = False
-    codecs: tuple[CodecCost, ...] = (RAW,)
+    forward_codecs: tuple[CodecCost, ...] = (RAW,)
+    backward_codecs: tuple[CodecCost, ...] = (RAW,)
     duplex: Duplex = Duplex.FULL
     commit_seconds: float = 0.0
+
+    @property
+    def codec_levels(self) -> tuple[tuple[CodecCost, CodecCost], ...]:
+        """Codecs there and back, from the least lossy of both to the most."""
+        count = max(len(self.forward_codecs), len(self.backward_codecs))
+        return tuple(
+            (
+                self.forward_codecs[min(level, len(self.forward_codecs) - 1)],
+                self.backward_codecs[min(level, len(self.backward_codecs) - 1)],
+            )
+            for level in range(count)
+        )
+
+    @property
+    def strongest_ratios(self) -> tuple[float, float]:
+        """The least part of the bytes that can cross, forward and backward."""
+        return min(codec.ratio for codec in self.forward_codecs), min(codec.ratio for codec in self.backward_codecs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,8 +66,9 @@ class CostTable:
     flight.
 
     ``line`` is how long a stage's upload or download is busy with a microbatch, with the strongest codec.
-    ``edge_seconds[c]`` is there and back over a link with codec ``c``, ``edge_period[c]`` the time for which one microbatch
-    occupies it.
+    ``edge_seconds[c]`` is there and back over a link at codec level ``c``, ``edge_period[c]`` the time for which one microbatch
+    occupies it. ``crowd[p]`` is the machine of peer ``p`` where its processors may be too few for all peers on it (-1 where
+    not), ``share[p]`` the part of that machine's cores that the peer's threads take.
     """
 
     compute: Matrix
@@ -51,6 +76,8 @@ class CostTable:
     line: Matrix
     edge_seconds: Matrix
     edge_period: Matrix
+    crowd: tuple[int, ...]
+    share: tuple[float, ...]
     num_microbatches: int
 
     @property
@@ -64,10 +91,18 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeerSeconds:
-    """Sums over the segments before each position, ``[peer, position]``."""
+    """Sums over the segments before each position, ``[peer, position]``: a microbatch's, but for ``update``, once a step.
+    ``backward`` is until the gradients of what is received are there, ``accumulate`` those of the weights after that."""
 
     forward: Matrix
     backward: Matrix
+    accumulate: Matrix
+    update: Matrix
+
+    @property
+    def all_works(self) -> Matrix:
+        """Everything that is done for a microbatch."""
+        return self.forward + self.backward + self.accumulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,16 +115,18 @@ class MemoryTable:
 
 def peer_seconds(segments: Segments, peers: tuple[PeerOffer, ...]) -> PeerSeconds:
     """Computing time of each peer, measured or from its speed."""
-    forward, backward = [], []
+    estimates = [np.asarray(values) for values in (segments.forward_flops, segments.backward_flops, segments.parameter_bytes)]
+    rows = []
     for peer in peers:
-        if peer.measured is not None:
-            forward.append(np.asarray(peer.measured.forward, dtype=np.float64))
-            backward.append(np.asarray(peer.measured.backward, dtype=np.float64))
+        known = peer.measured
+        if known is not None:
+            rows.append([np.asarray(each) for each in (known.forward, known.backward, known.accumulate, known.update)])
         else:
-            speed = max(peer.flops_per_second, 1.0)
-            forward.append(np.asarray(segments.forward_flops) / speed)
-            backward.append(np.asarray(segments.backward_flops) / speed)
-    return PeerSeconds(forward=np.stack(forward), backward=np.stack(backward))
+            forward, backward = (flops / max(peer.flops_per_second, 1.0) for flops in estimates[:2])
+            update = estimates[2] / peer.parameter_bytes_per_second
+            rows.append([forward, (1.0 - ACCUMULATE_SHARE) * backward, ACCUMULATE_SHARE * backward, update])
+    forward, backward, accumulate, update = (np.stack(column).astype(np.float64) for column in zip(*rows, strict=True))
+    return PeerSeconds(forward=forward, backward=backward, accumulate=accumulate, update=update)
 
 
 def memory_table(segments: Segments) -> MemoryTable:
@@ -113,12 +150,15 @@ def cost_table(
     seconds = peer_seconds(segments, peers)
     compute = _compute(seconds, peers) + _forbidden(segments, peers, constraints)
     edge_seconds, edge_period = _edges(segments, network, constraints)
+    crowds = crowds_of(peers)
     return CostTable(
         compute=compute,
         held=_held(memory, peers, constraints),
-        line=_line(segments, network, min(codec.ratio for codec in constraints.codecs)),
+        line=_line(segments, network, constraints.strongest_ratios),
         edge_seconds=edge_seconds,
         edge_period=edge_period,
+        crowd=tuple(crowd.machine for crowd in crowds),
+        share=tuple(crowd.share for crowd in crowds),
         num_microbatches=constraints.num_microbatches,
     )
 
@@ -126,7 +166,8 @@ def cost_table(
 def _compute(seconds: PeerSeconds, peers: tuple[PeerOffer, ...]) -> Matrix:
     overhead = np.array([peer.overhead_seconds for peer in peers])[:, None, None]
     forward = seconds.forward[:, None, :] - seconds.forward[:, :, None] + overhead
-    backward = seconds.backward[:, None, :] - seconds.backward[:, :, None] + overhead
+    back = seconds.backward + seconds.accumulate
+    backward = back[:, None, :] - back[:, :, None] + overhead
     empty = np.tril(np.ones(forward.shape[1:], dtype=np.bool_))
     plain = np.where(empty, np.inf, forward + backward)
     return np.stack([plain, np.where(empty, np.inf, plain + forward)])
@@ -168,8 +209,8 @@ def _held(memory: MemoryTable, peers: tuple[PeerOffer, ...], constraints: Constr
     return np.asarray(fits, dtype=np.float64)
 
 
-def _line(segments: Segments, network: Network, ratio: float) -> Matrix:
-    forward, backward = np.asarray(segments.forward_bytes) * ratio, np.asarray(segments.backward_bytes) * ratio
+def _line(segments: Segments, network: Network, ratios: tuple[float, float]) -> Matrix:
+    forward, backward = np.asarray(segments.forward_bytes) * ratios[0], np.asarray(segments.backward_bytes) * ratios[1]
     sent = backward[:, None] + forward[None, :]
     received = forward[:, None] + backward[None, :]
     return np.maximum(sent / network.upload[:, None, None], received / network.download[:, None, None])
@@ -178,13 +219,12 @@ def _line(segments: Segments, network: Network, ratio: float) -> Matrix:
 def _edges(segments: Segments, network: Network, constraints: Constraints) -> tuple[Matrix, Matrix]:
     forward, backward = np.asarray(segments.forward_bytes), np.asarray(segments.backward_bytes)
     seconds, period = [], []
-    for codec in constraints.codecs:
-        there = codec.ratio * forward / network.rate[:, :, None]
-        back = codec.ratio * backward / network.rate.T[:, :, None]
-        coding = 1.0 / codec.encode_bytes_per_second, 1.0 / codec.decode_bytes_per_second
+    for onward, homeward in constraints.codec_levels:
+        there = onward.ratio * forward / network.rate[:, :, None]
+        back = homeward.ratio * backward / network.rate.T[:, :, None]
         latency = (network.latency + network.latency.T)[:, :, None]
-        seconds.append(there + back + latency + (forward + backward) * sum(coding))
-        slowest_coder = np.maximum(forward, backward) * max(coding)
+        seconds.append(there + back + latency + forward * onward.coding_seconds + backward * homeward.coding_seconds)
+        slowest_coder = np.maximum(forward * onward.slower_coding_seconds, backward * homeward.slower_coding_seconds)
         match constraints.duplex:
             case Duplex.FULL:
                 wire = np.maximum(there, back)

@@ -1,7 +1,8 @@
 """Where to cut, for a given order of the peers: an exact dynamic programme, for many orders at once.
 
 Theory. Let T be the time that the pipeline may spend on one microbatch once it is full. A stage is possible within T when
-its computing and its line each take at most T, a link when it is occupied for at most T. The *loop* of a stage is the time
+its computing and its line each take at most T, a link when it is occupied for at most T (that stages may share a machine's
+processors comes in later, when layouts are compared). The *loop* of a stage is the time
 from a microbatch's arrival there until its gradient has come back and is done with: its own computing, plus there and back
 over the next link, plus the next stage's loop. At that pace the stage has loop / T microbatches in flight, so memory that
 holds K of them allows a loop of K T. The programme goes from the last stage to the first and minimises the loop under these
@@ -165,25 +166,54 @@ def _solve_exactly(costs: PacedCosts, orders: Indices, num_stages: int) -> Solut
 
 
 def layout_pace(table: CostTable, layout: Layout) -> float:
-    """The least time a microbatch that ``layout`` can keep: its slowest stage, line or link."""
+    """The least time a microbatch that ``layout`` can keep: its slowest stage, shared machine, line or link."""
     pace = 0.0
+    machines: dict[int, float] = {}
     for stage, peer in enumerate(layout.peers):
         first, end = layout.bounds[stage], layout.bounds[stage + 1]
-        pace = max(
-            pace, float(table.compute[int(layout.recompute[stage]), peer, first, end]), float(table.line[peer, first, end])
-        )
+        compute = table.compute.item(int(layout.recompute[stage]), peer, first, end)
+        pace = max(pace, compute, table.line.item(peer, first, end))
         if stage + 1 < layout.num_stages:
             pace = max(pace, float(table.edge_period[:, peer, layout.peers[stage + 1], end].min()))
-    return pace
+        if table.crowd[peer] >= 0:
+            machines[table.crowd[peer]] = machines.get(table.crowd[peer], 0.0) + compute * table.share[peer]
+    return max([pace, *machines.values()])
 
 
-def layout_loops(table: CostTable, layout: Layout, limit_seconds: float) -> tuple[float, ...]:
-    """The loop of each stage when links keep the pace ``limit_seconds`` where they can."""
+def layout_slowness(table: CostTable, layout: Layout) -> tuple[float, ...]:
+    """How many times longer the works of each stage take while all stages of its machine compute."""
+    wanted: dict[int, float] = {}
+    for peer in layout.peers:
+        wanted[table.crowd[peer]] = wanted.get(table.crowd[peer], 0.0) + table.share[peer]
+    return tuple(max(1.0, wanted[table.crowd[peer]]) for peer in layout.peers)
+
+
+def layout_excess(table: CostTable, layout: Layout) -> int:
+    """How many stages found all cores of their machine taken by others."""
+    shares: dict[int, list[float]] = {}
+    for peer in layout.peers:
+        if table.crowd[peer] >= 0:
+            shares.setdefault(table.crowd[peer], []).append(table.share[peer])
+    excess = 0
+    for taken in shares.values():
+        room = 1.0 + 1e-9
+        for share in sorted(taken):
+            room -= share
+            excess += room < 0.0
+    return excess
+
+
+def layout_loops(
+    table: CostTable, layout: Layout, limit_seconds: float, slowness: tuple[float, ...] | None = None
+) -> tuple[float, ...]:
+    """The loop of each stage when links keep the pace ``limit_seconds`` where they can; ``slowness`` is how many times longer
+    each stage computes than the table says."""
     loops = []
     loop, limit = 0.0, limit_seconds * (1.0 + 1e-9)
     for stage in range(layout.num_stages - 1, -1, -1):
         peer, first, end = layout.peers[stage], layout.bounds[stage], layout.bounds[stage + 1]
-        loop += float(table.compute[int(layout.recompute[stage]), peer, first, end])
+        compute = table.compute.item(int(layout.recompute[stage]), peer, first, end)
+        loop += compute if slowness is None else compute * slowness[stage]
         if stage + 1 < layout.num_stages:
             pair = (slice(None), peer, layout.peers[stage + 1], end)
             seconds, periods = table.edge_seconds[pair], table.edge_period[pair]

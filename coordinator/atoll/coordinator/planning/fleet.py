@@ -8,7 +8,8 @@
       - {from: lab, to: attic, bandwidth: 80Mbps}
 
 A peer's ``upload`` and ``download`` bound all its connections together and its ``rtt`` is to the coordinator; a link's
-``bandwidth`` and ``rtt`` are those of one pair. What is left out is unknown and estimated.
+``bandwidth`` and ``rtt`` are those of one pair. What is left out is unknown and estimated. Peers that name the same ``machine``
+share its ``cores``, which one of them gives.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from atoll.coordinator.planning.quantities import parse_bytes, parse_flops, pars
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import PeerId
-from atoll.protocol.job_errors import WrongValue, job_error, show, suggestion
+from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
 from atoll.protocol.job_fields import Section
 from atoll.protocol.job_text import parse_mapping
 
@@ -72,12 +73,18 @@ class FleetPeer(Section):
     """There and back to the coordinator."""
     trusted: bool = True
     """Whether it may hold the first and last stage of a job with trusted ends."""
+    machine: Annotated[str, Field(min_length=1, max_length=64, examples=["workshop"])] | None = None
+    """The computer it runs on, where several peers share one."""
+    cores: Annotated[int, Field(ge=1, examples=[8])] | None = None
+    """Processor cores of that computer."""
 
     @model_validator(mode="after")
     def _one_speed(self) -> Self:
         if (self.threads is None) == (self.flops is None):
             given = "neither is given" if self.threads is None else "both are given"
             raise WrongValue("", f"{given} for {self.name!r}; write either threads or flops")
+        if self.cores is not None and self.machine is None:
+            raise WrongValue("cores", f"of which machine is not said for {self.name!r}; write machine: NAME as well")
         return self
 
     @property
@@ -137,6 +144,19 @@ class Fleet(Section):
         return peers
 
     @model_validator(mode="after")
+    def _machines_have_cores(self) -> Self:
+        for peer in self.peers:
+            cores = self.cores_of(peer.machine)
+            if peer.machine is not None and len(cores) != 1:
+                said = f"has both {listed([str(number) for number in cores], 'and')} cores" if cores else "has no cores"
+                raise WrongValue("peers", f"the machine {peer.machine!r} {said}; write the same cores: NUMBER at its peers")
+        return self
+
+    def cores_of(self, machine: str | None) -> list[int]:
+        """What its peers say of the machine, each number once."""
+        return sorted({peer.cores for peer in self.peers if peer.machine == machine and peer.cores is not None})
+
+    @model_validator(mode="after")
     def _links_join_peers(self) -> Self:
         for wrong in self._wrong_links():
             raise wrong
@@ -187,6 +207,10 @@ def fleet_offers(fleet: Fleet) -> tuple[PeerOffer, ...]:
             flops_per_second=peer.flops_per_second,
             memory_bytes=int(peer.memory),
             trusted=peer.trusted,
+            coordinator_round_trip_seconds=peer.rtt or 0.0,
+            machine=peer.machine or "",
+            cores=0 if peer.machine is None else fleet.cores_of(peer.machine)[0],
+            threads=peer.threads or 1,
         )
         for peer in fleet.peers
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.coordinator.planning.cuts import Layout, layout_loops, layout_pace
+from atoll.coordinator.planning.cuts import Layout, layout_loops, layout_pace, layout_slowness
 from atoll.coordinator.planning.prediction import Predictor
 
 FACTORS = (1.0, 1.25, 1.5, 2.0, 3.0)
@@ -36,7 +36,7 @@ def choices(predictor: Predictor, layout: Layout, factors: tuple[float, ...] = F
     pace = layout_pace(predictor.table, layout)
     if pace <= 0.0:
         return [most]
-    loops = layout_loops(predictor.table, layout, pace)
+    loops = layout_loops(predictor.table, layout, pace, layout_slowness(predictor.table, layout))
     tried = [
         tuple(min(held, max(1, math.ceil(factor * loop / pace - 1e-9))) for held, loop in zip(most, loops, strict=True))
         for factor in factors

@@ -28,8 +28,12 @@ class StageTimes:
     """``backward_seconds`` is until the gradient of the input leaves, ``accumulate_seconds`` the gradients of the weights
     after that.
 
-    ``recompute_seconds`` precedes each backward, ``update_seconds`` is the optimizer's, once a step. At most ``in_flight``
-    microbatches have begun forward and not ended accumulate.
+    ``recompute_seconds`` precedes each backward. Once a step, ``update_seconds`` is the optimizer's, for the step before, and
+    ``finish_seconds`` what a stage does when it has all its gradients: their norms. At most ``in_flight`` microbatches have
+    begun forward and not ended accumulate. ``coordinator_seconds`` is one way between the coordinator and the peer.
+
+    Stages that name the same ``machine`` share its ``cores`` with their ``threads``; without a machine or cores a stage has its
+    processors for itself.
     """
 
     forward_seconds: float
@@ -37,9 +41,14 @@ class StageTimes:
     accumulate_seconds: float = 0.0
     recompute_seconds: float = 0.0
     update_seconds: float = 0.0
+    finish_seconds: float = 0.0
+    coordinator_seconds: float = 0.0
     in_flight: int
     upload_bytes_per_second: float = math.inf
     download_bytes_per_second: float = math.inf
+    machine: str = ""
+    cores: int = 0
+    threads: int = 1
 
     @property
     def microbatch_seconds(self) -> float:
@@ -88,7 +97,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One step. ``commit_seconds`` is from the last stage's report until all have the coordinator's word."""
+    """One step. ``commit_seconds`` is what the coordinator takes from the last stage's report until it sends its word."""
 
     stages: tuple[StageTimes, ...]
     links: tuple[Link, ...]
@@ -111,6 +120,7 @@ class WorkKind(StrEnum):
     SEND_BACKWARD = "send backward"
     EXCHANGE = "exchange"
     UPDATE = "update"
+    FINISH = "norms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +136,9 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What happened in one step.
+    """What happened in one step, from the coordinator's word for the step before to its word for this one.
 
-    ``finished_seconds`` is when each stage had all its gradients, ``compute_seconds`` how long each computed,
+    ``finished_seconds`` is when each stage had all its gradients, ``compute_seconds`` how long each computed microbatches,
     ``sent_seconds`` how long each link was busy (forward, backward), ``peak_in_flight`` the most microbatches each stage
     held.
     """

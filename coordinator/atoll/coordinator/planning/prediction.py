@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable, PeerSeconds, peer_seconds
 from atoll.coordinator.planning.cuts import Layout, layout_pace
-from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.pipeline import Exchange, Link, Pipeline, StageTimes, Transfer
 from atoll.coordinator.planning.segments import CodecCost, PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
 
-ACCUMULATE_SHARE = 0.5
-"""The part of a backward pass that makes the gradients of the weights: half, as for a matrix product."""
+NORM_BYTES_PER_SECOND = 4e9
+"""Bytes of gradients whose norms a processor works out in a second; as memory-bound as the optimizer, with less to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +79,30 @@ class Predictor:
 
     def codecs(self, layout: Layout) -> tuple[LinkCodecs, ...]:
         """The least lossy codec for each link and direction that keeps the layout's pace, the strongest where none does."""
-        if len(self.constraints.codecs) == 1:
-            only = self.constraints.codecs[0]
-            return (LinkCodecs(forward=only, backward=only),) * (layout.num_stages - 1)
-        pace = layout_pace(self.table, layout)
+        constraints, segments = self.constraints, self.segments
+        pace = layout_pace(self.table, layout) if len(constraints.codec_levels) > 1 else 0.0
         return tuple(
             LinkCodecs(
-                forward=self._codec(pace, layout.peers[stage], layout.peers[stage + 1], self.segments.forward_bytes[end]),
-                backward=self._codec(pace, layout.peers[stage + 1], layout.peers[stage], self.segments.backward_bytes[end]),
+                forward=self._codec(constraints.forward_codecs, pace, one, other, segments.forward_bytes[end]),
+                backward=self._codec(constraints.backward_codecs, pace, other, one, segments.backward_bytes[end]),
             )
-            for stage, end in enumerate(layout.bounds[1:-1])
+            for one, other, end in zip(layout.peers[:-1], layout.peers[1:], layout.bounds[1:-1], strict=True)
         )
 
-    def _codec(self, pace: float, source: int, target: int, num_bytes: float) -> CodecCost:
+    def _codec(self, codecs: tuple[CodecCost, ...], pace: float, source: int, target: int, num_bytes: float) -> CodecCost:
+        if len(codecs) == 1:
+            return codecs[0]
         # A peer's line may serve two neighbours at once, so only half of it counts.
         rate = min(
             float(self.network.rate[source, target]),
             float(self.network.upload[source]) / 2.0,
             float(self.network.download[target]) / 2.0,
         )
-        for codec in self.constraints.codecs:
+        for codec in codecs:
             transfer = _transfer(num_bytes, rate, 0.0, codec)
             if max(transfer.wire_seconds, transfer.encode_seconds, transfer.decode_seconds) <= pace:
                 return codec
-        return min(self.constraints.codecs, key=lambda codec: codec.ratio)
+        return min(codecs, key=lambda codec: codec.ratio)
 
     def pipeline(
         self, layout: Layout, in_flight: tuple[int, ...] | None = None, codecs: tuple[LinkCodecs, ...] | None = None
@@ -127,21 +127,27 @@ class Predictor:
         return simulate(self.pipeline(layout, in_flight)).step_seconds
 
     def _stage(self, peer: int, first: int, end: int, anew: bool, in_flight: int) -> StageTimes:
-        resources = self.peers[peer]
-        forward = float(self.seconds.forward[peer, end] - self.seconds.forward[peer, first]) + resources.overhead_seconds
-        backward = float(self.seconds.backward[peer, end] - self.seconds.backward[peer, first]) + resources.overhead_seconds
-        # The first stage has nobody to send a gradient to and makes all its gradients at once.
-        accumulate = backward * ACCUMULATE_SHARE if first > 0 else 0.0
+        offer, seconds = self.peers[peer], self.seconds
+        forward = _between(seconds.forward, peer, first, end) + offer.overhead_seconds
+        backward = _between(seconds.backward, peer, first, end) + offer.overhead_seconds
+        accumulate = _between(seconds.accumulate, peer, first, end)
         parameters = self.segments.parameter_bytes[end] - self.segments.parameter_bytes[first]
+        # The first stage has nobody to send a gradient to and makes all its gradients at once.
+        at_once = first == 0
         return StageTimes(
             forward_seconds=forward,
-            backward_seconds=backward - accumulate,
-            accumulate_seconds=accumulate,
+            backward_seconds=backward + accumulate if at_once else backward,
+            accumulate_seconds=0.0 if at_once else accumulate,
             recompute_seconds=forward if anew else 0.0,
-            update_seconds=parameters / resources.parameter_bytes_per_second,
+            update_seconds=_between(seconds.update, peer, first, end),
+            finish_seconds=parameters / NORM_BYTES_PER_SECOND,
+            coordinator_seconds=offer.coordinator_round_trip_seconds / 2.0,
             in_flight=in_flight,
             upload_bytes_per_second=float(self.network.upload[peer]),
             download_bytes_per_second=float(self.network.download[peer]),
+            machine=offer.machine,
+            cores=offer.cores,
+            threads=offer.threads,
         )
 
     def _link(self, layout: Layout, stage: int, codecs: LinkCodecs) -> Link:
@@ -172,6 +178,10 @@ class Predictor:
                         )
                         exchanges.append(Exchange(source=source, target=target, transfer=transfer))
         return tuple(exchanges)
+
+
+def _between(sums: Matrix, peer: int, first: int, end: int) -> float:
+    return sums.item(peer, end) - sums.item(peer, first)
 
 
 def _stages(layout: Layout) -> list[tuple[int, int, int, bool]]:

@@ -12,7 +12,17 @@ import numpy as np
 
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import changed_cuts, changed_orders, even_layouts
-from atoll.coordinator.planning.cuts import UNHURRIED, Indices, Layout, PacedCosts, layout_loops, layout_pace, solve, within
+from atoll.coordinator.planning.cuts import (
+    UNHURRIED,
+    Indices,
+    Layout,
+    PacedCosts,
+    layout_excess,
+    layout_loops,
+    layout_pace,
+    solve,
+    within,
+)
 from atoll.coordinator.planning.exhaustive import MOST_LAYOUTS, num_layouts, promising_layouts
 from atoll.coordinator.planning.in_flight import FACTORS, FEW_FACTORS, Tuned, quickest, refine
 from atoll.coordinator.planning.network import Matrix
@@ -29,6 +39,9 @@ IMPROVING_WORKS = 3e5
 """The same for improving them."""
 REFINING_WORKS = 6e4
 """The same for the numbers of microbatches in flight of each of the best."""
+CROWDED = 0.01
+"""By how much of its step a stage must make a pipeline faster where all cores of its machine are taken: switching between
+threads costs caches and memory bandwidth, which the simulator does not know."""
 _BOUND_WORKS = 4
 _SIMULATION_WORKS = 40
 _PACES = 28
@@ -103,7 +116,11 @@ class _Search:
         return min((self._refined(tuned) for tuned in best), key=self._rank)
 
     def _cost(self, tuned: Tuned) -> float:
-        return tuned.step_seconds + self._penalty(tuned.layout)
+        return self._weighed(tuned.step_seconds, tuned.layout)
+
+    def _weighed(self, seconds: float, layout: Layout) -> float:
+        """What a layout is judged by that takes ``seconds`` a step."""
+        return seconds * (1.0 + CROWDED * layout_excess(self._table, layout)) + self._penalty(layout)
 
     def _rank(self, tuned: Tuned) -> tuple[float, Layout]:
         return self._cost(tuned), tuned.layout
@@ -128,7 +145,7 @@ class _Search:
         there, back = (
             float(np.median(values[inner] or (0.0,))) for values in (segments.forward_bytes, segments.backward_bytes)
         )
-        speed = 1.0 / np.maximum(predictor.seconds.forward[:, -1] + predictor.seconds.backward[:, -1], 1e-12)
+        speed = 1.0 / np.maximum(predictor.seconds.all_works[:, -1], 1e-12)
         memory = np.array([float(peer.memory_bytes) for peer in predictor.peers])
         return starting_orders(pair_seconds(predictor.network, there, back), speed, memory)
 
@@ -139,8 +156,7 @@ class _Search:
         if not some:
             return np.empty(0)
         slowest = max(layout_pace(self._table, shortest.layout(number)) for number in some)
-        seconds = self._predictor.seconds
-        fastest = 1.0 / float((1.0 / np.maximum(seconds.forward[:, -1] + seconds.backward[:, -1], 1e-12)).sum())
+        fastest = 1.0 / float((1.0 / np.maximum(self._predictor.seconds.all_works[:, -1], 1e-12)).sum())
         return np.geomspace(slowest, min(max(fastest, slowest / 1e4), slowest), count)
 
     def _sweep(self) -> None:
@@ -213,7 +229,7 @@ class _Search:
         self._works_left -= _BOUND_WORKS
         if self._works_left <= 0 and self._simulated:
             return None
-        if self._bounds.of([layout])[0][0] + self._penalty(layout) >= limit:
+        if self._weighed(self._bounds.of([layout])[0][0], layout) >= limit:
             return None
         self._works_left -= self._works(layout, FEW_FACTORS)
         tuned = self._simulated[layout] = quickest(self._predictor, layout, FEW_FACTORS)
@@ -240,7 +256,7 @@ class _Search:
         self._works_left -= _BOUND_WORKS * len(layouts)
         bounded = self._bounds.of(layout for layout in layouts if layout not in self._simulated)
         limit = self._cost(found)
-        return [layout for bound, layout in bounded if bound + self._penalty(layout) < limit][:_TRIED]
+        return [layout for bound, layout in bounded if self._weighed(bound, layout) < limit][:_TRIED]
 
     def _changed_orders(self, layout: Layout) -> list[Layout]:
         """Other orders, cut anew around the layout's pace."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from atoll.protocol.ids import NodeIndex, PeerId
 
-PARAMETER_BYTES_PER_SECOND = 2e9
+PARAMETER_BYTES_PER_SECOND = 1e9
 """Parameter bytes that an optimizer updates in a second where nothing was measured; memory-bound, so much the same on any
-peer."""
+processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,8 @@ class MeasuredSeconds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOffer:
     """What a peer said of itself at joining, and what was measured of it. ``measured`` replaces the estimate from
-    ``flops_per_second``; ``overhead_seconds`` is added to each work.
+    ``flops_per_second``; ``overhead_seconds`` is added to each work. ``coordinator_round_trip_seconds`` is what a small message
+    takes to the coordinator and back.
 
     Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends. Peers that name the same
     ``machine`` share its ``cores``: while more of their ``threads`` compute than there are, each gets its part. An empty name
@@ -101,6 +102,7 @@ class PeerOffer:
     measured: MeasuredSeconds | None = None
     overhead_seconds: float = 0.0
     parameter_bytes_per_second: float = PARAMETER_BYTES_PER_SECOND
+    coordinator_round_trip_seconds: float = 0.0
     trusted: bool = True
     machine: str = ""
     cores: int = 0
@@ -115,6 +117,16 @@ class CodecCost:
     ratio: float = 1.0
     encode_bytes_per_second: float = float("inf")
     decode_bytes_per_second: float = float("inf")
+
+    @property
+    def coding_seconds(self) -> float:
+        """Of one byte, encoding and decoding together."""
+        return 1.0 / self.encode_bytes_per_second + 1.0 / self.decode_bytes_per_second
+
+    @property
+    def slower_coding_seconds(self) -> float:
+        """Of one byte, where it takes longer."""
+        return 1.0 / min(self.encode_bytes_per_second, self.decode_bytes_per_second)
 
 
 RAW = CodecCost(name="raw")

@@ -65,11 +65,10 @@ class _Shares:
         constraints: Constraints,
         memory: MemoryTable,
     ) -> None:
-        ratio = min(codec.ratio for codec in constraints.codecs)
-        forward = ratio * float(np.median(segments.forward_bytes[1:-1] or (0.0,)))
-        backward = ratio * float(np.median(segments.backward_bytes[1:-1] or (0.0,)))
-        seconds = peer_seconds(segments, peers)
-        self._whole = np.maximum(seconds.forward[:, -1] + seconds.backward[:, -1], 1e-12)
+        onward, homeward = constraints.strongest_ratios
+        forward = onward * float(np.median(segments.forward_bytes[1:-1] or (0.0,)))
+        backward = homeward * float(np.median(segments.backward_bytes[1:-1] or (0.0,)))
+        self._whole = np.maximum(peer_seconds(segments, peers).all_works[:, -1], 1e-12)
         self._num_microbatches = constraints.num_microbatches
         self._most_stages = segments.num_segments
         self.pair_seconds = pair_seconds(network, forward, backward)

@@ -1,129 +1,81 @@
 """What a step of a pipeline takes, event by event. Pure: the same pipeline and disturbances give the same answer.
 
-Theory of operation. A stage computes one work at a time, chosen as the peers choose it: backward before forward before
-accumulate (before forward where many are put off), each in the order of the microbatches, at most ``in_flight`` begun and
-not accumulated. A finished forward sends
-to the next stage, a finished backward to the one before; sending goes on beside computing. Events at the same instant are
-all taken in before any stage chooses, so that rounding never decides the order of work. The step ends when every stage has
-its gradients, those of shared parameters included, the coordinator has answered and the optimizer has run.
+Theory of operation. A step begins with the coordinator's word, which commits the step before and starts this one: each stage
+updates its weights as soon as it has heard, and then computes. It computes one work at a time, chosen as the peers choose it:
+backward before forward before accumulate (before forward where many are put off), each in the order of the microbatches, at
+most ``in_flight`` begun and not accumulated. A finished forward sends to the next stage, a finished backward to the one before;
+sending goes on beside computing. Stages that share processors slow one another down while they compute at the same time.
+Events at the same instant are all taken in before any stage chooses, so that rounding never decides the order of work. A stage
+that has its gradients, those of shared parameters included, works out their norms and reports; the step ends when the
+coordinator has all reports and has written them down. Steps follow one another at exactly this distance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import numpy as np
-
+from atoll.coordinator.planning.disturbances import Disturbances, Jitter, Outage
 from atoll.coordinator.planning.pipeline import Activity, Duplex, Pipeline, Simulation, StageTimes, WorkKind
+from atoll.coordinator.planning.processors import Processors
 from atoll.coordinator.planning.wires import Connection, Resource, Wires
 from atoll.protocol.assignment import MOST_DEFERRED
 
 _INSTANT = 1e-11
-_FORWARD, _BACKWARD, _ACCUMULATE = 0, 1, 2
-_KINDS = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.ACCUMULATE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jitter:
-    """Works take longer or shorter by a log-normal factor with median 1; ``compute`` and ``network`` are its sigma."""
-
-    compute: float = 0.0
-    network: float = 0.0
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
-    """Stage ``stage`` computes nothing from ``start_seconds`` on, for ``seconds``; what it was doing takes that much
-    longer."""
-
-    stage: int
-    start_seconds: float
-    seconds: float
+_FORWARD, _BACKWARD, _ACCUMULATE, _UPDATE, _FINISH, _SENT, _ARRIVED, _TOLD, _PROCESSED = range(9)
+_KINDS = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.ACCUMULATE, WorkKind.UPDATE, WorkKind.FINISH)
 
 
 def simulate(
     pipeline: Pipeline, *, jitter: Jitter | None = None, outages: Iterable[Outage] = (), record: bool = False
 ) -> Simulation:
     """Run one step. ``record`` keeps every activity, for a picture."""
-    return _Run(pipeline, jitter, tuple(outages), record).run()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSimulation:
-    """``total_seconds`` for all steps; ``voided`` counts the attempts that a failure ended."""
-
-    total_seconds: float
-    voided: int
-
-
-def simulate_run(
-    pipeline: Pipeline, *, num_steps: int, failures: Sequence[float] = (), recovery_seconds: float = 0.0
-) -> RunSimulation:
-    """``num_steps`` steps while at each of ``failures`` (seconds from the start) a peer is lost.
-
-    The step in progress is void and starts again ``recovery_seconds`` later. A failure during a recovery restarts the
-    recovery.
-    """
-    step_seconds = simulate(pipeline).step_seconds
-    now, voided, done = 0.0, 0, 0
-    pending = sorted(failures)
-    while done < num_steps:
-        if pending and pending[0] < now + step_seconds:
-            if pending[0] >= now:
-                voided += 1
-            now = pending.pop(0) + recovery_seconds
-            continue
-        now += step_seconds
-        done += 1
-    return RunSimulation(total_seconds=now, voided=voided)
+    return _Run(pipeline, Disturbances(pipeline, jitter, tuple(outages)), record).run()
 
 
 @dataclass(slots=True)
 class _Stage:
     times: StageTimes
-    durations: tuple[float, float, float]
+    durations: tuple[float, float, float, float, float]
     forwards: int = 0
     backwards: int = 0
     accumulated: int = 0
     activations: int = 0
     gradients: int = 0
-    busy: bool = False
+    busy: bool = True
+    doing: tuple[int, int] = (0, 0)
+    began: float = 0.0
     peak: int = 0
     awaited: int = 0
     computed: float = 0.0
     finished: float = math.inf
+    reported: float = math.inf
 
 
 class _Run:
-    def __init__(self, pipeline: Pipeline, jitter: Jitter | None, outages: tuple[Outage, ...], record: bool) -> None:
+    def __init__(self, pipeline: Pipeline, disturbances: Disturbances, record: bool) -> None:
         self._pipeline = pipeline
         self._num_microbatches = pipeline.num_microbatches
         self._events: list[tuple[float, int, int, int, int]] = []
         self._sequence = 0
         self._touched: list[int] = []
-        self._outages = sorted(outages, key=lambda outage: outage.start_seconds)
+        self._disturbances = disturbances
         self._record = record
         self._activities: list[Activity] = []
-        self._factors = _compute_factors(pipeline, jitter)
-        self._stages = [
-            _Stage(times, (times.forward_seconds, times.recompute_seconds + times.backward_seconds, times.accumulate_seconds))
-            for times in pipeline.stages
-        ]
+        self._stages = [_Stage(times, _durations(times)) for times in pipeline.stages]
+        self._processors = Processors(pipeline.stages, self._schedule_processed)
         self._stages[0].activations = self._num_microbatches
         for exchange in pipeline.exchanges:
             self._stages[exchange.target].awaited += 1
-        stretch = _stretch(pipeline, jitter)
+        stretch = None if disturbances.calm_network else self._stretch
         self._wires = Wires(self._schedule_wire, stretch, self._record_transfer if record else None)
         self._connections = _connect(pipeline)
 
     def run(self) -> Simulation:
-        last = len(self._stages) - 1
-        self._touched = list(range(last + 1))
-        self._dispatch()
+        for index, stage in enumerate(self._stages):
+            self._schedule(stage.times.coordinator_seconds, index, 0, _TOLD)
         events = self._events
         while events:
             now = events[0][0]
@@ -142,15 +94,23 @@ class _Run:
         heappush(self._events, (when, self._sequence, subject, detail, kind))
 
     def _schedule_wire(self, when: float, connection: Connection, number: int, arrived: bool) -> None:
-        self._schedule(when, connection.index, number, 4 if arrived else 3)
+        self._schedule(when, connection.index, number, _ARRIVED if arrived else _SENT)
+
+    def _schedule_processed(self, when: float, stage: int, version: int) -> None:
+        self._schedule(when, stage, version, _PROCESSED)
 
     def _handle(self, now: float, subject: int, detail: int, kind: int) -> None:
-        if kind == 3:
-            self._wires.sent(self._connections[subject], detail, now)
-        elif kind == 4:
-            self._arrived(subject, now)
-        else:
+        if kind <= _FINISH:
             self._finished_work(subject, kind, now)
+        elif kind == _ARRIVED:
+            self._arrived(subject, now)
+        elif kind == _SENT:
+            self._wires.sent(self._connections[subject], detail, now)
+        elif kind == _PROCESSED:
+            if self._processors.ended(subject, detail, now):
+                self._finished_work(subject, self._stages[subject].doing[0], now)
+        else:
+            self._begin(subject, self._stages[subject], _UPDATE, 0, now)
 
     def _arrived(self, index: int, now: float) -> None:
         num_links = len(self._pipeline.links)
@@ -169,6 +129,8 @@ class _Run:
         stage = self._stages[index]
         stage.busy = False
         self._touched.append(index)
+        if self._record and now > stage.began:
+            self._record_work(index, kind, now)
         if kind == _FORWARD:
             stage.forwards += 1
             if index + 1 < len(self._stages):
@@ -182,11 +144,14 @@ class _Run:
             if stage.durations[_ACCUMULATE] == 0.0:
                 stage.accumulated += 1
                 self._complete(index, now)
-        else:
+        elif kind == _ACCUMULATE:
             stage.accumulated += 1
             self._complete(index, now)
+        elif kind == _FINISH:
+            stage.reported = now + stage.times.coordinator_seconds
 
     def _complete(self, index: int, now: float) -> None:
+        """All microbatches may be through, or the gradients of a shared parameter may have come."""
         stage = self._stages[index]
         if stage.accumulated < self._num_microbatches:
             return
@@ -195,8 +160,9 @@ class _Run:
             for number, exchange in enumerate(self._pipeline.exchanges):
                 if exchange.source == index:
                     self._wires.send(self._connections[2 * len(self._pipeline.links) + number], 0, now)
-        elif stage.awaited == 0:
-            stage.finished = max(stage.finished, now)
+        if stage.awaited == 0:
+            stage.finished = now
+            self._begin(index, stage, _FINISH, 0, now)
 
     def _dispatch(self) -> None:
         now = self._now
@@ -220,19 +186,28 @@ class _Run:
 
     def _begin(self, index: int, stage: _Stage, kind: int, microbatch: int, now: float) -> None:
         seconds = stage.durations[kind]
-        if self._factors is not None:
-            seconds *= float(self._factors[kind, index, microbatch])
-        end = now + seconds
-        for outage in self._outages:
-            if outage.stage == index and outage.start_seconds < end and now < outage.start_seconds + outage.seconds:
-                end += outage.start_seconds + outage.seconds - max(now, outage.start_seconds)
+        if kind <= _ACCUMULATE:
+            if not self._disturbances.calm:
+                seconds = self._disturbances.seconds(seconds, kind=kind, stage=index, microbatch=microbatch)
+            stage.computed += seconds
+        if not self._disturbances.calm:
+            seconds += self._disturbances.standstill(index, now, now + seconds)
         stage.busy = True
-        stage.computed += seconds
-        if self._record and end > now:
-            self._activities.append(
-                Activity(kind=_KINDS[kind], stage=index, microbatch=microbatch, start_seconds=now, end_seconds=end)
-            )
-        self._schedule(end, index, microbatch, kind)
+        stage.began = now
+        stage.doing = kind, microbatch
+        if self._processors.shared(index):
+            self._processors.start(index, seconds, now)
+        else:
+            self._schedule(now + seconds, index, microbatch, kind)
+
+    def _record_work(self, index: int, kind: int, now: float) -> None:
+        stage = self._stages[index]
+        self._activities.append(
+            Activity(kind=_KINDS[kind], stage=index, microbatch=stage.doing[1], start_seconds=stage.began, end_seconds=now)
+        )
+
+    def _stretch(self, connection: Connection, microbatch: int) -> float:
+        return self._disturbances.stretch(connection.index, microbatch)
 
     def _record_transfer(self, connection: Connection, microbatch: int, start: float, end: float) -> None:
         num_links = len(self._pipeline.links)
@@ -247,26 +222,22 @@ class _Run:
     def _summary(self) -> Simulation:
         finished = tuple(stage.finished for stage in self._stages)
         assert max(finished) < math.inf, "every stage finishes, for no work waits for a later microbatch"
-        committed = max(finished) + self._pipeline.commit_seconds
-        updates = [stage.update_seconds for stage in self._pipeline.stages]
-        if self._record:
-            self._activities.extend(
-                Activity(
-                    kind=WorkKind.UPDATE, stage=index, microbatch=0, start_seconds=committed, end_seconds=committed + seconds
-                )
-                for index, seconds in enumerate(updates)
-                if seconds > 0.0
-            )
         num_links = len(self._pipeline.links)
         busy = [connection.busy_seconds for connection in self._connections]
         return Simulation(
-            step_seconds=committed + max(updates),
+            step_seconds=max(stage.reported for stage in self._stages) + self._pipeline.commit_seconds,
             finished_seconds=finished,
             compute_seconds=tuple(stage.computed for stage in self._stages),
             sent_seconds=tuple((busy[index], busy[num_links + index]) for index in range(num_links)),
             peak_in_flight=tuple(stage.peak for stage in self._stages),
             activities=tuple(sorted(self._activities, key=lambda activity: (activity.start_seconds, activity.stage))),
         )
+
+
+def _durations(times: StageTimes) -> tuple[float, float, float, float, float]:
+    """Of each kind of work, in the order of ``_KINDS``."""
+    backward = times.recompute_seconds + times.backward_seconds
+    return times.forward_seconds, backward, times.accumulate_seconds, times.update_seconds, times.finish_seconds
 
 
 def _connect(pipeline: Pipeline) -> list[Connection]:
@@ -297,28 +268,3 @@ def _connect(pipeline: Pipeline) -> list[Connection]:
             downlinks[target].users.append(connection)
     Wires.settle([*media, *uplinks, *downlinks])
     return connections
-
-
-def _compute_factors(pipeline: Pipeline, jitter: Jitter | None) -> np.ndarray | None:
-    if jitter is None or jitter.compute == 0.0:
-        return None
-    generator = np.random.default_rng((jitter.seed, 0))
-    shape = (3, len(pipeline.stages), pipeline.num_microbatches)
-    return np.exp(jitter.compute * generator.standard_normal(shape))
-
-
-class _Stretch:
-    """How much longer each message takes on the wire."""
-
-    def __init__(self, pipeline: Pipeline, jitter: Jitter) -> None:
-        generator = np.random.default_rng((jitter.seed, 1))
-        num_connections = 2 * len(pipeline.links) + len(pipeline.exchanges)
-        shape = (num_connections, pipeline.num_microbatches)
-        self._factors = np.exp(jitter.network * generator.standard_normal(shape))
-
-    def __call__(self, connection: Connection, microbatch: int) -> float:
-        return float(self._factors[connection.index, microbatch])
-
-
-def _stretch(pipeline: Pipeline, jitter: Jitter | None) -> _Stretch | None:
-    return _Stretch(pipeline, jitter) if jitter is not None and jitter.network > 0.0 else None

@@ -9,14 +9,16 @@ import numpy as np
 from atoll.coordinator.planning.costs import Constraints, MemoryTable, allowed_bytes, peer_seconds
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline
+from atoll.coordinator.planning.processors import crowded
 from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.protocol.ids import PeerId
+from atoll.protocol.job_errors import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
-    """``code``: memory, compute, line or surplus."""
+    """``code``: memory, compute, line, processors or surplus."""
 
     peer: PeerId
     code: str
@@ -37,8 +39,7 @@ class Situation:
 def explain_spares(situation: Situation, used: frozenset[PeerId], pipeline: Pipeline) -> tuple[Spare, ...]:
     """One for each peer that is not used, in the order of the peers."""
     pace = _pace(pipeline)
-    seconds = peer_seconds(situation.segments, situation.peers)
-    own = np.diff(seconds.forward + seconds.backward, axis=1).min(axis=1)
+    own = np.diff(peer_seconds(situation.segments, situation.peers).all_works, axis=1).min(axis=1)
     single = np.arange(situation.segments.num_segments)
     memory = situation.memory
     least_bytes = float((memory.fixed + memory.microbatch)[:, single, single + 1].min())
@@ -61,12 +62,20 @@ def explain_spares(situation: Situation, used: frozenset[PeerId], pipeline: Pipe
             code = "line"
             slow = f"its line ({format_rate(_rate(situation.network, index))}) is busy for {format_seconds(line)} a microbatch"
             reason = f"{slow}, and the pipeline gets by with {format_seconds(pace)}"
+        elif companions := _companions(situation.peers, peer, used):
+            code, reason = "processors", f"it shares its processors with {listed(companions, 'and')}, and these keep them busy"
         elif len(used) >= situation.segments.num_segments:
             code, reason = "surplus", f"the model has {situation.segments.num_segments} parts, and each has a peer"
         else:
             code, reason = "surplus", "one more stage would make the pipeline longer, not the step shorter"
         spares.append(Spare(peer=peer.name, code=code, reason=reason))
     return tuple(spares)
+
+
+def _companions(peers: tuple[PeerOffer, ...], peer: PeerOffer, used: frozenset[PeerId]) -> list[str]:
+    """The used peers of its machine, where these and it want more threads than there are cores."""
+    others = [other for other in peers if other.name in used and other.machine == peer.machine]
+    return [str(other.name) for other in others] if crowded([peer, *others]) else []
 
 
 def _pace(pipeline: Pipeline) -> float:

@@ -107,6 +107,15 @@ def test_the_size_of_a_microbatch_is_said_whoever_chose_it(files: tuple[str, str
     assert chosen["microbatch"] > 2, "starting work takes longer than so small a model"
 
 
+def test_failures_cost_speed(files: tuple[str, str]) -> None:
+    words = [files[0], "--fleet", files[1], "--failures-per-hour", "60"]
+    people = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "tokens/s with 60 failures an hour that void a step each" in people
+    answer = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
+    assert answer["failures_per_hour"] == 60.0
+    assert 0.9 < answer["goodput_tokens_per_second"] / answer["predicted_tokens_per_second"] < 0.95
+
+
 @pytest.mark.parametrize("flags", [[], ["--fleet", "fleet.yaml", "--against", "127.0.0.1:1"]])
 def test_peers_come_from_one_place(files: tuple[str, str], flags: list[str]) -> None:
     with pytest.raises(UsageError, match=r"give the peers with either --fleet FLEET.yaml or --against HOST:PORT"):
@@ -123,7 +132,14 @@ def test_mistakes_are_sentences(files: tuple[str, str]) -> None:
 
 
 def step_of(kinds: int = 2) -> Simulation:
-    stage = StageTimes(forward_seconds=1.0, backward_seconds=1.0, accumulate_seconds=1.0, update_seconds=0.5, in_flight=2)
+    stage = StageTimes(
+        forward_seconds=1.0,
+        backward_seconds=1.0,
+        accumulate_seconds=1.0,
+        update_seconds=0.5,
+        finish_seconds=0.25,
+        in_flight=2,
+    )
     crossing = Transfer(num_bytes=1.0, bytes_per_second=10.0)
     links = (Link(forward=crossing, backward=crossing),) * (kinds - 1)
     return simulate(Pipeline(stages=(stage,) * kinds, links=links, num_microbatches=3), record=True)
@@ -138,6 +154,7 @@ def test_the_picture_has_a_bar_for_each_work() -> None:
         WorkKind.BACKWARD: 6,
         WorkKind.ACCUMULATE: 6,
         WorkKind.UPDATE: 2,
+        WorkKind.FINISH: 2,
         WorkKind.SEND_FORWARD: 3,
         WorkKind.SEND_BACKWARD: 3,
         WorkKind.EXCHANGE: 0,

@@ -61,6 +61,19 @@ def test_it_is_named(pipeline: Pipeline, kind: BottleneckKind, stage: int, words
     assert "\n" not in found.sentence
 
 
+def test_processors_that_stages_share_are_named() -> None:
+    stages = tuple(
+        StageTimes(forward_seconds=0.1, backward_seconds=0.1, in_flight=8, machine="house" if index < 2 else "", cores=1)
+        for index in range(3)
+    )
+    free = Transfer(num_bytes=0.0, bytes_per_second=1.0)
+    pipeline = Pipeline(stages=stages, links=(Link(forward=free, backward=free),) * 2, num_microbatches=32)
+    found = find_bottleneck(PEERS, pipeline, simulate(pipeline), (8, 8, 8))
+    assert (found.kind, found.stage) == (BottleneckKind.COMPUTE, 0)
+    assert found.sentence.startswith("computing on the 1 processor core that attic and lab share, busy for ")
+    assert found.busy_share > 0.9
+
+
 def test_memory_is_not_blamed_where_more_would_fit() -> None:
     pipeline = pipeline_of(latency=1.0, in_flight=2)
     assert find_bottleneck(PEERS, pipeline, simulate(pipeline), (32, 32, 32)).kind is BottleneckKind.FILLING

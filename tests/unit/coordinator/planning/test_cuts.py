@@ -70,7 +70,7 @@ def test_a_link_takes_the_least_lossy_codec_that_keeps_the_pace() -> None:
     segments = equal_segments(2, flops=1e9, crossing=8e6)
     network = network_of([peer.name for peer in peers], 1e6)
     small = CodecCost(name="small", ratio=0.25)
-    constraints = Constraints(num_microbatches=8, codecs=(RAW, small), num_stages=2)
+    constraints = Constraints(num_microbatches=8, forward_codecs=(RAW, small), backward_codecs=(RAW, small), num_stages=2)
     predictor = predictor_of(type(request)(segments=segments, peers=peers, network=network, constraints=constraints))
     layout = Layout((0, 1), (0, 1, 2), (False, False))
     # Raw, a message takes 8 s, and a stage 3 s a microbatch; with the codec 2 s.

@@ -46,6 +46,33 @@ def test_a_fleet_says_what_peers_and_links_can_do(tmp_path: Path) -> None:
     assert network.estimated.tolist() == [[False, True], [False, False]]
 
 
+def test_peers_of_one_machine_share_its_cores() -> None:
+    peers = [{"name": name, "threads": 2, "memory": "1GiB", "machine": "workshop"} for name in ("one", "other")]
+    peers[0] |= {"cores": 3, "rtt": "20ms"}
+    one, other = fleet_offers(parse_fleet({"peers": peers}))
+    assert (one.machine, one.cores, one.threads) == (other.machine, other.cores, other.threads) == ("workshop", 3, 2)
+    assert (one.coordinator_round_trip_seconds, other.coordinator_round_trip_seconds) == (0.02, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (({}, {}), "peers: the machine 'workshop' has no cores; write the same cores: NUMBER at its peers"),
+        (({"cores": 4}, {"cores": 2}), "peers: the machine 'workshop' has both 2 and 4 cores; write the same cores"),
+        (({"cores": 4, "machine": None}, {}), "of which machine is not said for 'one'; write machine: NAME as well"),
+        (({"cores": 0}, {}), "peers.0.cores: 0 is too small; write at least 1"),
+    ],
+)
+def test_a_mistake_in_a_machine_is_one_sentence(changes: tuple[dict[str, Any], ...], sentence: str) -> None:
+    peers = [
+        {"name": name, "threads": 1, "memory": "1GiB", "machine": "workshop", **change}
+        for name, change in zip(("one", "other"), changes, strict=True)
+    ]
+    with pytest.raises(JobError) as raised:
+        parse_fleet({"peers": peers})
+    assert sentence in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

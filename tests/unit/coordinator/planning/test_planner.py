@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import even_layouts
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
+from atoll.coordinator.planning.cuts import layout_excess
+from atoll.coordinator.planning.pipeline import StageTimes
 from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, plan_microbatch, plan_placement
-from atoll.coordinator.planning.segments import RAW, CodecCost, SharedBytes
+from atoll.coordinator.planning.search import CROWDED
+from atoll.coordinator.planning.segments import RAW, CodecCost, MeasuredSeconds, SharedBytes
 from atoll.coordinator.planning.simulator import simulate
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
@@ -23,6 +26,7 @@ from support.planning import (
     equal_segments,
     every_layout,
     network_of,
+    on_shared_machines,
     peers_of,
     predictor_of,
     random_request,
@@ -57,9 +61,11 @@ def assert_sound(request: PlanRequest, planned: Planned) -> None:
     assert planned.step_seconds == simulate(planned.pipeline).step_seconds == planned.simulation.step_seconds
 
 
-def assert_near_optimum(seed: int, num_peers: int, num_segments: int) -> bool:
+def assert_near_optimum(seed: int, num_peers: int, num_segments: int, *, shared: bool = False) -> bool:
     """Compare with brute force and with even splits; False when the instance has no solution, which both must say."""
     request = random_request(seed, num_peers, num_segments)
+    if shared:
+        request = on_shared_machines(request, seed)
     best, layout = brute_force(request)
     if layout is None:
         with pytest.raises(PlacementError, match="more memory needed") as raised:
@@ -71,7 +77,8 @@ def assert_near_optimum(seed: int, num_peers: int, num_segments: int) -> bool:
     assert planned.step_seconds <= best * OFF_BRUTE_FORCE, f"seed {seed}: {planned.step_seconds / best:.3f} times the best"
     predictor = predictor_of(request)
     for even in even_layouts(predictor):
-        assert planned.step_seconds <= predictor.step_seconds(even) * 1.0041
+        excess = layout_excess(predictor.table, even)
+        assert planned.step_seconds <= predictor.step_seconds(even) * 1.0041 * (1.0 + CROWDED * excess)
     return True
 
 
@@ -79,6 +86,12 @@ def assert_near_optimum(seed: int, num_peers: int, num_segments: int) -> bool:
 def test_small_instances_are_near_brute_force(seed: int) -> None:
     generator = np.random.default_rng(seed + 10**6)
     assert_near_optimum(seed, int(generator.integers(2, 5)), int(generator.integers(3, 8)))
+
+
+@pytest.mark.parametrize("seed", range(2000, 2040))
+def test_small_instances_on_shared_machines_are_near_brute_force(seed: int) -> None:
+    generator = np.random.default_rng(seed + 10**6)
+    assert_near_optimum(seed, int(generator.integers(2, 5)), int(generator.integers(3, 8)), shared=True)
 
 
 @pytest.mark.release
@@ -92,8 +105,10 @@ def test_five_hundred_instances_are_near_brute_force() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bounds_are_below_every_simulation(seed: int) -> None:
-    predictor = predictor_of(random_request(seed, 3, 5))
+@pytest.mark.parametrize("shared", [False, True])
+def test_bounds_are_below_every_simulation(seed: int, shared: bool) -> None:
+    request = random_request(seed, 3, 5)
+    predictor = predictor_of(on_shared_machines(request, seed) if shared else request)
     for bound, layout in LowerBounds(predictor).of(list(every_layout(predictor))[::7]):
         assert bound <= predictor.step_seconds(layout) * (1 + 1e-9)
 
@@ -153,6 +168,102 @@ def test_a_peer_too_small_for_any_part_is_left_as_a_spare() -> None:
     request = request_of(equal_segments(8), peers, network_of([peer.name for peer in peers], 1e9))
     (spare,) = plan_placement(request).spares
     assert (spare.peer, spare.code) == ("peer-02", "memory")
+
+
+def on_one_machine(count: int, cores: int, latency: float, num_microbatches: int) -> Planned:
+    """Peers with a thread each, on one machine, joined by links that cost ``latency`` alone."""
+    peers = tuple(dataclasses.replace(peer, machine="attic", cores=cores) for peer in peers_of([1e9] * count))
+    network = network_of([peer.name for peer in peers], 1e12, latency)
+    return plan_placement(request_of(equal_segments(8, flops=0.1e9), peers, network, num_microbatches=num_microbatches))
+
+
+def test_peers_that_share_two_cores_are_not_four_peers() -> None:
+    """Two stages keep both cores busy; two more would only make the way longer, so their peers are spares."""
+    planned = on_one_machine(4, 2, latency=0.3, num_microbatches=64)
+    assert [stage.end - stage.first for stage in planned.stages] == [4, 4]
+    used = [stage.peer for stage in planned.stages]
+    assert [spare.code for spare in planned.spares] == ["processors"] * 2
+    words = f"it shares its processors with {' and '.join(sorted(used))}, and these keep them busy"
+    assert [spare.reason for spare in planned.spares] == [words] * 2
+    assert planned.bottleneck.kind == "compute"
+
+
+def test_on_one_core_a_second_stage_is_of_no_use() -> None:
+    planned = on_one_machine(3, 1, latency=0.0, num_microbatches=8)
+    assert len(planned.stages) == 1
+    assert planned.step_seconds == pytest.approx(8 * 8 * 0.3, rel=0.01)
+
+
+def test_with_a_core_for_each_all_peers_of_a_machine_are_used() -> None:
+    assert len(on_one_machine(4, 4, latency=0.0, num_microbatches=32).stages) == 4
+
+
+def test_many_peers_on_few_machines() -> None:
+    """Beyond what is tried out as a whole: eight machines of two cores with four peers each are worth sixteen peers."""
+    peers = tuple(
+        dataclasses.replace(peer, machine=f"machine-{index // 4}", cores=2) for index, peer in enumerate(peers_of([1e9] * 32))
+    )
+    network = network_of([peer.name for peer in peers], 1e9, 0.001)
+    request = request_of(equal_segments(48, flops=0.1e9, crossing=1e5), peers, network, num_microbatches=64)
+    planned = plan_placement(request)
+    work = 64 * 48 * 0.3 / 16
+    assert work <= planned.step_seconds <= 1.35 * work
+    alone = plan_placement(dataclasses.replace(request, peers=tuple(peers[index] for index in range(32) if index % 4 < 2)))
+    assert planned.step_seconds <= 1.01 * alone.step_seconds
+
+
+def test_measured_times_replace_the_estimate_and_the_first_stage_makes_its_gradients_at_once() -> None:
+    measured = MeasuredSeconds(
+        forward=(0.0, 1.0, 3.0), backward=(0.0, 4.0, 9.0), accumulate=(0.0, 0.0, 6.0), update=(0.0, 0.5, 1.25)
+    )
+    peers = tuple(dataclasses.replace(peer, measured=measured) for peer in peers_of([1e9, 1e9]))
+    request = request_of(equal_segments(2), peers, network_of([peer.name for peer in peers], 1e12), num_stages=2)
+    first, last = plan_placement(request).pipeline.stages
+    assert (first.forward_seconds, first.backward_seconds, first.accumulate_seconds, first.update_seconds) == (
+        1.0,
+        4.0,
+        0.0,
+        0.5,
+    )
+    assert (last.forward_seconds, last.backward_seconds, last.accumulate_seconds, last.update_seconds) == (2.0, 5.0, 6.0, 0.75)
+    (only,) = plan_placement(
+        request_of(equal_segments(2), peers[:1], network_of([peers[0].name], 1e12), num_stages=1)
+    ).pipeline.stages
+    assert once(only) == (3.0, 15.0, 0.0, 1.25)
+
+
+def once(stage: StageTimes) -> tuple[float, float, float, float]:
+    return stage.forward_seconds, stage.backward_seconds, stage.accumulate_seconds, stage.update_seconds
+
+
+def test_the_way_to_the_coordinator_is_part_of_the_step() -> None:
+    near = peers_of([1e9])
+    far = (dataclasses.replace(near[0], coordinator_round_trip_seconds=0.25),)
+    network = network_of([near[0].name], 1e9)
+    steps = [
+        plan_placement(request_of(equal_segments(4), peers, network, commit_seconds=0.5)).step_seconds for peers in (near, far)
+    ]
+    assert steps[1] - steps[0] == pytest.approx(0.25)
+    assert steps[0] == pytest.approx(8 * 4 * 3.0 + 0.5, rel=0.001)
+
+
+def test_each_direction_has_its_own_codec() -> None:
+    peers = peers_of([1e9, 1e9])
+    bf16, int8 = CodecCost(name="bf16", ratio=0.5), CodecCost(name="int8", ratio=0.26, encode_bytes_per_second=1e8)
+    request = request_of(
+        equal_segments(6, crossing=1e6),
+        peers,
+        network_of([peer.name for peer in peers], 1e6),
+        forward_codecs=(bf16,),
+        backward_codecs=(int8,),
+        num_stages=2,
+    )
+    planned = plan_placement(request)
+    (link,) = planned.pipeline.links
+    assert (link.forward.num_bytes, link.backward.num_bytes) == (0.5e6, 0.26e6)
+    assert link.backward.encode_seconds == pytest.approx(0.01)
+    assert planned.stages[0].codecs is not None
+    assert (planned.stages[0].codecs.forward.name, planned.stages[0].codecs.backward.name) == ("bf16", "int8")
 
 
 def test_more_peers_than_segments_become_spares() -> None:
@@ -277,7 +388,14 @@ def test_codecs_are_chosen_for_slow_links_alone() -> None:
     network = network_of([peer.name for peer in peers], rate)
     small = CodecCost(name="int8", ratio=0.26)
     planned = plan_placement(
-        request_of(equal_segments(6, flops=1e9, crossing=4e6), peers, network, codecs=(RAW, small), num_stages=3)
+        request_of(
+            equal_segments(6, flops=1e9, crossing=4e6),
+            peers,
+            network,
+            forward_codecs=(RAW, small),
+            backward_codecs=(RAW, small),
+            num_stages=3,
+        )
     )
     names = [(stage.codecs.forward.name, stage.codecs.backward.name) for stage in planned.stages if stage.codecs is not None]
     assert sorted(names) == [("int8", "int8"), ("raw", "raw")]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.coordinator.planning.disturbances import Jitter, Outage
 from atoll.coordinator.planning.pipeline import Duplex, Exchange, Link, Pipeline, StageTimes, Transfer, WorkKind
-from atoll.coordinator.planning.simulator import Jitter, Outage, simulate, simulate_run
+from atoll.coordinator.planning.simulator import simulate
 
 STAGES = (1, 2, 3, 4, 8)
 MICROBATCHES = (1, 2, 4, 8, 32)
@@ -85,10 +86,32 @@ def test_a_gradient_leaves_before_the_gradients_of_the_weights_are_computed() ->
     assert split.compute_seconds == joint.compute_seconds == (24.0,) * 4
 
 
-def test_recomputation_precedes_each_backward_and_updates_end_the_step() -> None:
-    stage = StageTimes(forward_seconds=1.0, backward_seconds=2.0, recompute_seconds=1.0, update_seconds=0.5, in_flight=1)
+def test_a_step_is_everything_between_two_words_of_the_coordinator() -> None:
+    stage = StageTimes(
+        forward_seconds=1.0,
+        backward_seconds=2.0,
+        recompute_seconds=1.0,
+        update_seconds=0.5,
+        finish_seconds=0.125,
+        coordinator_seconds=0.0625,
+        in_flight=1,
+    )
     pipeline = Pipeline(stages=(stage,), links=(), num_microbatches=3, commit_seconds=0.25)
-    assert simulate(pipeline).step_seconds == pytest.approx(3 * 4.0 + 0.25 + 0.5)
+    assert simulate(pipeline).step_seconds == pytest.approx(3 * 4.0 + 0.5 + 0.125 + 2 * 0.0625 + 0.25)
+
+
+def test_a_later_stage_updates_while_the_first_microbatch_is_on_its_way() -> None:
+    def seconds(update: float) -> float:
+        stages = [
+            StageTimes(forward_seconds=1.0, backward_seconds=2.0, update_seconds=value, in_flight=2) for value in (0.5, update)
+        ]
+        free = Transfer(num_bytes=0.0, bytes_per_second=1.0)
+        return simulate(
+            Pipeline(stages=tuple(stages), links=(Link(forward=free, backward=free),), num_microbatches=4)
+        ).step_seconds
+
+    assert seconds(0.0) == seconds(1.5) == pytest.approx(5 * 3.0 + 0.5)
+    assert seconds(4.0) == pytest.approx(5 * 3.0 + 4.0 - 1.0)
 
 
 def test_an_uplink_is_shared_by_both_neighbours() -> None:
@@ -149,16 +172,6 @@ def test_jitter_is_a_function_of_its_seed_and_costs_time() -> None:
     seconds = [simulate(pipeline, jitter=Jitter(compute=0.3, network=0.3, seed=seed)).step_seconds for seed in (1, 1, 2)]
     assert seconds[0] == seconds[1] != seconds[2]
     assert min(seconds) > simulate(pipeline).step_seconds
-
-
-def test_a_failure_voids_the_step_in_progress() -> None:
-    pipeline = equal_pipeline(1, 1, forward=4.0, backward=6.0)
-    quiet = simulate_run(pipeline, num_steps=3)
-    assert (quiet.total_seconds, quiet.voided) == (30.0, 0)
-    struck = simulate_run(pipeline, num_steps=3, failures=[12.0], recovery_seconds=5.0)
-    assert (struck.total_seconds, struck.voided) == (12.0 + 5.0 + 20.0, 1)
-    again = simulate_run(pipeline, num_steps=3, failures=[12.0, 14.0], recovery_seconds=5.0)
-    assert (again.total_seconds, again.voided) == (14.0 + 5.0 + 20.0, 1)
 
 
 @pytest.mark.parametrize(

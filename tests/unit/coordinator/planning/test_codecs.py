@@ -1,0 +1,28 @@
+"""What codecs cost a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.compression.registry import codec_names
+from atoll.coordinator.planning.codecs import codec_cost
+from atoll.protocol.errors import WireError
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_every_codec_has_a_cost(name: str) -> None:
+    cost = codec_cost(name)
+    assert cost.name == name
+    assert 0.0 < cost.ratio <= 1.0
+    assert 1e7 < cost.encode_bytes_per_second < 1e11
+    assert 1e7 < cost.decode_bytes_per_second < 1e11
+
+
+def test_half_precision_is_half_the_bytes_and_raw_is_all() -> None:
+    assert [codec_cost(name).ratio for name in ("raw", "fp32", "bf16", "fp16")] == [1.0, 1.0, 0.5, 0.5]
+    assert codec_cost("bf16").encode_bytes_per_second < codec_cost("raw").encode_bytes_per_second
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(WireError, match="unknown codec 'best'"):
+        codec_cost("best")
