@@ -94,7 +94,7 @@ class SimulatedSwarm:
 
     def start(self, *names: str) -> None:
         """Trace, join, settle and load: the first step is running afterwards."""
-        self.give(GraphReady(trainable=PARAMETERS))
+        self.give(GraphReady(trainable=PARAMETERS, changing=frozenset(PARAMETERS)))
         for name in names:
             self.give(PeerJoined(offer=make_offer(name)))
         self.pass_time(self.machine.context.settings.deadlines.settle_seconds)
@@ -157,7 +157,17 @@ class SimulatedSwarm:
             StageSummary(stage=stage.stage, peers=(stage.peer,), first="a", last="b", parameters=1, predicted_memory_bytes=1)
             for stage in plan.stages
         )
-        return PlanMade(generation=instruction.generation, plan=plan, summaries=summaries)
+        return PlanMade(generation=instruction.generation, plan=plan, summaries=summaries, names=names_of(plan))
+
+
+def share(stage: int, num_stages: int) -> tuple[str, ...]:
+    """The parameters of a stage: one each, the last stage what is left."""
+    return PARAMETERS[stage:] if stage == num_stages - 1 else PARAMETERS[stage : stage + 1]
+
+
+def names_of(plan: Plan) -> tuple[frozenset[str], ...]:
+    """What each stage holds."""
+    return tuple(frozenset(share(stage.stage, len(plan.stages))) for stage in plan.stages)
 
 
 def make_batch(instruction: SendBatches) -> BatchPrepared:
@@ -180,7 +190,7 @@ def make_report(start: StartStep, peer: PeerId, plan: Plan) -> StageReported:
         MicrobatchLoss(microbatch=MicrobatchIndex(index), loss=2.0 + index, metrics={"accuracy": 0.5})
         for index in range(MICROBATCHES if last else 0)
     )
-    mine = PARAMETERS[stage:] if last else PARAMETERS[stage : (stage or 0) + 1]
+    mine = share(stage, len(plan.stages)) if stage is not None else ()
     return StageReported(
         peer=peer,
         generation=start.generation,

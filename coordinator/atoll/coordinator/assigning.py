@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from atoll.compression.registry import encode_message
 from atoll.coordinator.first_values import FirstValues
+from atoll.coordinator.moves import Donations
 from atoll.coordinator.planning.plan import Plan, StagePlan
-from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_to_bytes
+from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.job import Job
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 
 TENSOR = "assignment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSources:
+    """Where the state of the last committed step comes from: ``somewhere`` are the names that somebody holds."""
+
+    committed: StepNumber
+    somewhere: Collection[str]
+    donations: Mapping[PeerId, Donations]
 
 
 def make_assignment(
@@ -25,6 +36,7 @@ def make_assignment(
     graph: StageGraph,
     addresses: Mapping[PeerId, str],
     first_values: FirstValues,
+    state: StateSources,
 ) -> Assignment:
     """What the peer of ``graph``'s stage is told."""
     stage = plan.stages[graph.stage]
@@ -37,11 +49,14 @@ def make_assignment(
         recompute=stage.recompute,
         precision=job.training.precision,
         optimizer=optimizer_settings(job),
-        fetch=first_values.to_send(graph),
+        fetch=tuple(name for name in first_values.to_send(graph) if name not in state.somewhere),
         forward_codec=job.network.compression.forward_codec,
         backward_codec=job.network.compression.backward_codec,
         link_seconds=job.network.link_seconds,
-        committed_step=StepNumber(0),
+        committed_step=state.committed,
+        donors=tuple(
+            Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.peer].items()
+        ),
     )
 
 

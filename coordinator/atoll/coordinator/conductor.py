@@ -9,22 +9,27 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.assigning import encode_assignment, make_assignment
+from atoll.coordinator.assigning import StateSources, encode_assignment, make_assignment
 from atoll.coordinator.batches import BatchSender, routes
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import Event, FailedEvent, FinishedEvent, PredictionEvent, StageSummary, StepEvent
+from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.measurements import Measurements
+from atoll.coordinator.moves import donations
 from atoll.coordinator.offload import Offload
-from atoll.coordinator.run.events import PlanMade, PlanRefused, RunEvent, StorePurpose, WeightsWritten
+from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.run.events import MoveJudged, PlanMade, PlanRefused, RunEvent, StorePurpose, WeightsWritten
 from atoll.coordinator.run.instructions import (
     Announce,
     AskStore,
     Assign,
     CloseWeights,
+    ConsiderMove,
     EndRun,
     ExpelPeer,
     Instruction,
     MakePlan,
+    ReleaseState,
     SendBatches,
     SendCommit,
     SendVoid,
@@ -72,7 +77,7 @@ class Conductor:
         self._deciding = asyncio.Lock()
         self._model: TracedModel | None = None
         self._batches: BatchSender | None = None
-        self._proposals: dict[Generation, Proposal] = {}
+        self._proposals: dict[Plan, Proposal] = {}
         self._proposal: Proposal | None = None
         self._step = StepNumber(0)
         self._num_microbatches = {False: 0, True: 0}
@@ -112,8 +117,12 @@ class Conductor:
         match instruction:
             case MakePlan():
                 self._spawn(self._make_plan(instruction))
+            case ConsiderMove():
+                self._spawn(self._consider_move(instruction))
             case Assign():
                 await self._assign(instruction)
+            case ReleaseState():
+                self._release(instruction)
             case SendBatches():
                 self._sender.request(instruction)
             case StartStep():
@@ -154,12 +163,27 @@ class Conductor:
             names = tuple(offer.name for offer in instruction.peers)
             self._post(PlanRefused(generation=instruction.generation, peers=names, reason=str(error)))
             return
-        self._proposals[instruction.generation] = proposal
-        self._post(PlanMade(generation=instruction.generation, plan=proposal.plan, summaries=proposal.summaries))
+        self._post(self._made(instruction.generation, proposal))
+
+    async def _consider_move(self, instruction: ConsiderMove) -> None:
+        assert self._model is not None
+        try:
+            find = self._model.reconsider
+            proposal, reason = await self._offload.run(find, instruction.peers, instruction.plan, instruction.steps_left)
+        except PlacementError as error:
+            proposal, reason = None, str(error)
+        _log.info("a look at the plan: %s", reason)
+        proposed = self._made(instruction.since, proposal) if proposal is not None else None
+        self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed))
+
+    def _made(self, generation: Generation, proposal: Proposal) -> PlanMade:
+        self._proposals[proposal.plan] = proposal
+        names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
+        return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
 
     async def _assign(self, instruction: Assign) -> None:
         assert self._model is not None
-        self._proposal = self._proposals[instruction.generation]
+        self._proposal = self._proposals[instruction.plan]
         self._proposals.clear()
         model, plan, graphs = self._model, instruction.plan, self._proposal.graphs
         members = {member.name: member for member in self._sessions.membership}
@@ -167,16 +191,34 @@ class Conductor:
         self._sessions.advance(instruction.generation)
         self._sender.under(instruction.generation, routes(graphs, plan.peers))
         await self._offload.run(self._folder.journal.write_plan, instruction.generation, plan)
+        self._lend(instruction)
         to_fetch = {}
         addresses = {name: member.introduction.address for name, member in members.items()}
-        if not set(plan.peers) <= addresses.keys():
+        holders = instruction.holders
+        state = StateSources(
+            committed=instruction.committed, somewhere=holders, donations=donations(graphs, plan.peers, holders)
+        )
+        needed = {*plan.peers, *(donor for given in state.donations.values() for donor in given)}
+        if not needed <= addresses.keys():
             return  # one of them is gone; the machine is about to hear of it
         for peer, graph in zip(plan.peers, graphs, strict=True):
-            assignment = make_assignment(model.job, instruction.generation, plan, graph, addresses, model.first_values)
+            assignment = make_assignment(model.job, instruction.generation, plan, graph, addresses, model.first_values, state)
             to_fetch[peer] = assignment.fetch
             encoded = await self._offload.run(encode_assignment, assignment)
             self._spawn(self._send(peer, encoded))
         self._state.allow_fetching(instruction.generation, to_fetch)
+
+    def _lend(self, instruction: Assign) -> None:
+        """Whoever holds state of the committed step keeps it, and gives it to the peers of the plan."""
+        lend = session_pb2.Lend(
+            generation=instruction.generation, committed_step=instruction.committed, borrowers=instruction.plan.peers
+        )
+        keepers = {peer for peers in instruction.holders.values() for peer in peers}
+        self._sessions.tell(sorted(keepers), session_pb2.CoordinatorMessage(lend=lend))
+
+    def _release(self, instruction: ReleaseState) -> None:
+        release = session_pb2.Release(generation=instruction.generation)
+        self._sessions.tell(instruction.peers, session_pb2.CoordinatorMessage(release=release))
 
     async def _send(self, peer: PeerId, message: EncodedMessage) -> None:
         session = self._sessions.find(peer)

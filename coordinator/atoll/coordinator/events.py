@@ -98,6 +98,21 @@ class VoidEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovedEvent(Event):
+    """The plan was changed after ``step``, and the stages have their state: ``bytes`` of it changed hands, the rest was where
+    it is needed. Training stood still for ``seconds``, of which the slowest peer fetched for ``fetch_seconds``; ``reason`` says
+    why the plan was changed."""
+
+    kind: ClassVar[str] = "moved"
+    generation: int
+    step: int
+    bytes: int
+    seconds: float
+    fetch_seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationEvent(Event):
     kind: ClassVar[str] = "evaluation"
     step: int

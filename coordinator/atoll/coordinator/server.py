@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -26,7 +26,17 @@ from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import build_network
 from atoll.coordinator.run.deadlines import Deadlines
-from atoll.coordinator.run.events import ExportAsked, GraphReady, RunEvent, StopAsked, Tick, WeightsWritten, WorkFailed
+from atoll.coordinator.run.events import (
+    ExportAsked,
+    GraphReady,
+    MoveJudged,
+    ReplanAsked,
+    RunEvent,
+    StopAsked,
+    Tick,
+    WeightsWritten,
+    WorkFailed,
+)
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import RunSettings, RunState
@@ -43,6 +53,8 @@ from atoll.protocol.job import Job
 from atoll.protocol.v1 import operator_pb2, operator_pb2_grpc, session_pb2_grpc
 
 _log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
 
 TICK_SECONDS = 0.25
 END_SECONDS = 3.0
@@ -100,6 +112,7 @@ class Coordinator:
         self._offload = Offload("atoll-coordinator", num_threads=4)
         self._tasks: set[asyncio.Task[None]] = set()
         self._exports: list[asyncio.Future[operator_pb2.ExportReply]] = []
+        self._replans: list[asyncio.Future[operator_pb2.ReplanReply]] = []
         self._job_error: JobError | None = None
         self._bug: BaseException | None = None
         self._sessions = Sessions(
@@ -175,11 +188,21 @@ class Coordinator:
         self._post(ExportAsked())
         return await future
 
+    async def replan(self) -> operator_pb2.ReplanReply:
+        """Look for a plan that is worth a move, and move if there is one. Raises RunFailed when there is none to leave."""
+        if self._machine.context.state is not RunState.TRAINING:
+            raise RunFailed(f"the run {self._machine.waiting()}: there is no plan to change")
+        future: asyncio.Future[operator_pb2.ReplanReply] = asyncio.get_running_loop().create_future()
+        self._replans.append(future)
+        self._post(ReplanAsked())
+        return await future
+
     async def close(self) -> None:
         """Tell the peers, stop the server, end every task and thread. Harmless when done already."""
         ended = self._conductor.ended if self._conductor is not None else None
         finished, reason = (ended.finished, ended.reason) if ended is not None else (False, "the coordinator has ended")
-        self._settle_exports(RunFailed(reason))
+        _settle(self._exports, RunFailed(reason))
+        _settle(self._replans, RunFailed(reason))
         await self._sessions.end(finished=finished, reason=reason, within_seconds=END_SECONDS)
         if self._server is not None:
             await self._server.stop(grace=1.0)
@@ -224,7 +247,7 @@ class Coordinator:
         job, cache = self._settings.job, self._settings.state / CACHE
         sizing = await self._offload.run(open_sizing, job, cache)
         conductor.know(sizing)
-        self._post(GraphReady(trainable=sizing.trainable))
+        self._post(GraphReady(trainable=sizing.trainable, changing=sizing.changing))
 
     async def _tick(self) -> None:
         while True:
@@ -239,7 +262,9 @@ class Coordinator:
             event = await self._events.get()
             if isinstance(event, WeightsWritten):
                 reply = operator_pb2.ExportReply(path=event.path, step=self._machine.context.committed)
-                self._settle_exports(reply)
+                _settle(self._exports, reply)
+            elif isinstance(event, MoveJudged):
+                _settle(self._replans, operator_pb2.ReplanReply(moved=event.proposed is not None, reason=event.reason))
             await self._handle(self._conductor, event)
 
     async def _handle(self, conductor: Conductor, event: RunEvent) -> None:
@@ -258,16 +283,6 @@ class Coordinator:
             await self._offload.run(write, finished=outcome.finished, reason=outcome.reason)
         except AtollError as error:
             _log.warning("the journal does not hold how the run ended: %s", error)
-
-    def _settle_exports(self, result: operator_pb2.ExportReply | RunFailed) -> None:
-        waiting, self._exports = self._exports, []
-        for future in waiting:
-            if future.done():
-                continue
-            if isinstance(result, RunFailed):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
 
     def _post(self, event: RunEvent) -> None:
         self._events.put_nowait(event)
@@ -293,6 +308,17 @@ class Coordinator:
                 self._post(WorkFailed(reason=f"a bug in the coordinator: {error!r}"))
 
         task.add_done_callback(ended)
+
+
+def _settle(futures: list[asyncio.Future[Reply]], result: Reply | RunFailed) -> None:
+    """Give everyone who waits the same answer."""
+    waiting = [future for future in futures if not future.done()]
+    futures.clear()
+    for future in waiting:
+        if isinstance(result, RunFailed):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 def _version() -> str:

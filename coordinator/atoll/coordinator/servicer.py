@@ -41,6 +41,8 @@ class OperatorDesk(Protocol):
 
     async def export(self) -> operator_pb2.ExportReply: ...
 
+    async def replan(self) -> operator_pb2.ReplanReply: ...
+
 
 class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
     """Sessions and state transfers of peers."""
@@ -106,5 +108,16 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
         """Write the weights of the last committed step to a file."""
         try:
             return await self._desk.export()
+        except AtollError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def Replan(
+        self,
+        request: operator_pb2.ReplanRequest,
+        context: grpc.aio.ServicerContext[operator_pb2.ReplanRequest, operator_pb2.ReplanReply],
+    ) -> operator_pb2.ReplanReply:
+        """Look for a better plan, and change to it where that pays."""
+        try:
+            return await self._desk.replan()
         except AtollError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

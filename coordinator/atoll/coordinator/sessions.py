@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from atoll.coordinator import translation
 from atoll.coordinator.membership import Introduction, Member, Membership, Refusal
 from atoll.coordinator.planning.segments import PeerOffer
-from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent
+from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent, StateMoved
 from atoll.coordinator.session import PeerSession, SessionContext
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.v1 import session_pb2
@@ -117,6 +117,9 @@ class Sessions:
                 progress.waiting_for,
                 progress.resident_bytes,
             )
+            if progress.fetched_bytes > member.fetched_bytes:
+                member.fetched_bytes = progress.fetched_bytes
+                self._post(StateMoved(peer=session.peer))
         elif kind in ("ready", "report"):
             self._on_measured(session.peer, message)
         event = translation.run_event(session.peer, message)

@@ -56,6 +56,11 @@ class Sizing:
         """The trained parameters, in the graph's order."""
         return self._traced.model.trainable
 
+    @property
+    def changing(self) -> frozenset[str]:
+        """The parameters and buffers whose state training changes."""
+        return self._traced.model.changing
+
     def choose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Sized:
         """The size with the shortest step on ``peers``; takes seconds. Raises PlacementError when none fits."""
         if len(self._feeds) == 1:

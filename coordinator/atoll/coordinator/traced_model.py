@@ -17,6 +17,7 @@ from atoll.coordinator.first_values import FirstValues
 from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
+from atoll.coordinator.planning.replanning import MoveCost, replan, state_copies
 from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
@@ -28,6 +29,7 @@ from atoll.coordinator.wishes import constraints_of, offers_under, pinned_segmen
 from atoll.protocol.errors import TraceError
 from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.job import Job
+from atoll.protocol.state import changing_names
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +63,11 @@ class TracedModel:
         """The trained parameters, in the graph's order."""
         return tuple(spec.name for spec in self.graph.parameters if spec.trainable)
 
+    @property
+    def changing(self) -> frozenset[str]:
+        """The parameters and buffers whose state training changes."""
+        return changing_names(self.graph)
+
     def request(self, peers: Sequence[PeerOffer], network: Network | None = None) -> PlanRequest:
         """What is to be planned for ``peers``. Without a network, links count as equal. Raises PlacementError."""
         links = build_network(peer.name for peer in peers) if network is None else network
@@ -74,6 +81,15 @@ class TracedModel:
     def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
         """Place the stages on ``peers``. Raises PlacementError."""
         return self.sliced(as_plan(plan_placement(self.request(peers)), self.segments))
+
+    def reconsider(
+        self, peers: Sequence[PeerOffer], current: Plan, steps_left: int, network: Network | None = None
+    ) -> tuple[Proposal | None, str]:
+        """A plan that is worth leaving ``current`` for, None when there is none; and why. Raises PlacementError."""
+        optimizer = self.job.training.optimizer
+        cost = MoveCost(state_copies=state_copies(optimizer.name, optimizer.momentum))
+        found = replan(self.request(peers, network), current, cost=cost, steps_left=steps_left)
+        return (self.sliced(as_plan(found.planned, self.segments)) if found.move else None), found.reason
 
     def sliced(self, plan: Plan) -> Proposal:
         """``plan`` with the graphs of its stages."""

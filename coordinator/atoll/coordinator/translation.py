@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from atoll.coordinator.membership import Introduction
@@ -55,7 +56,7 @@ def run_event(peer: PeerId, message: session_pb2.PeerMessage) -> RunEvent:
     """What a message of an admitted peer means to the run. Raises WireError for one that has no place here."""
     match message.WhichOneof("content"):
         case "ready":
-            return PeerReady(peer=peer, generation=Generation(message.ready.generation))
+            return _ready(peer, message.ready)
         case "report":
             return _report(peer, message.report)
         case "fault":
@@ -72,6 +73,16 @@ def run_event(peer: PeerId, message: session_pb2.PeerMessage) -> RunEvent:
             return PeerGone(peer=peer, reason=reason, left=True)
         case other:
             raise WireError(f"it sent {other or 'an empty message'} in the middle of a session")
+
+
+def _ready(peer: PeerId, ready: session_pb2.Ready) -> PeerReady:
+    seconds = ready.fetch_seconds if math.isfinite(ready.fetch_seconds) else 0.0
+    return PeerReady(
+        peer=peer,
+        generation=Generation(ready.generation),
+        fetched_bytes=ready.fetched_bytes,
+        fetch_seconds=max(0.0, seconds),
+    )
 
 
 def _report(peer: PeerId, report: session_pb2.StageReport) -> StageReported:

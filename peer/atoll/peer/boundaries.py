@@ -8,7 +8,7 @@ arrives is checked here before it comes near an operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import Bindings, Boundary, SharedParameter, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import StageIndex
-from atoll.protocol.messages import Kind, MessageHeader, MessageKey
+from atoll.protocol.messages import Kind, MessageKey
 
 NamedTensors: TypeAlias = tuple[tuple[str, torch.Tensor], ...]
 Values: TypeAlias = dict[ValueReference, torch.Tensor]
@@ -144,21 +144,6 @@ class Boundaries:
         allowed = (spec.dtype, self._also_dtype) if spec.dtype == torch.float32 else (spec.dtype,)
         if tuple(tensor.shape) != sizes or tensor.dtype not in allowed:
             raise WireError(f"{what} is {_describe(tensor)} where {spec.dtype} {list(sizes)} was expected")
-
-
-def state_judge(graph: StageGraph) -> Callable[[MessageHeader], str | None]:
-    """Judges the header of state that the coordinator sends for a stage: None for a tensor that the graph declares."""
-    declared = {parameter.name: (parameter.dtype, parameter.shape) for parameter in graph.parameters}
-    declared |= {buffer.name: (buffer.dtype, buffer.shape) for buffer in graph.buffers}
-
-    def judge(header: MessageHeader) -> str | None:
-        for tensor in header.tensors:
-            found, wanted = (tensor.dtype, tensor.shape), declared.get(tensor.name)
-            if found != wanted:
-                return f"{tensor.name} is {found} where the graph declares {wanted}"
-        return None
-
-    return judge
 
 
 def _grouped(pairs: Iterable[tuple[StageIndex, Boundary]]) -> dict[StageIndex, tuple[Boundary, ...]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 from atoll.compression.registry import decode_message
-from atoll.peer.boundaries import state_judge
+from atoll.peer.borrowing import borrow_state
 from atoll.peer.connection import Connection, Received
 from atoll.peer.engine import Engine
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice
 from atoll.peer.faults import fault_of
+from atoll.peer.lending import Lending
 from atoll.peer.profile import Profile, measure, resident_bytes
 from atoll.peer.session import Session, SessionState
 from atoll.peer.session_values import (
@@ -26,11 +28,14 @@ from atoll.peer.session_values import (
     Finish,
     Instruction,
     LeaveRequested,
+    LendOut,
     LinksReady,
     Outcome,
+    Quit,
     SessionEvent,
     ShellFault,
     StateFetched,
+    StopLending,
     Tell,
     Upload,
     Uploaded,
@@ -40,8 +45,9 @@ from atoll.peer.settings import PeerSettings, software_version
 from atoll.peer.transfer import fetch_state, store_state
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import AtollError, LinkError
-from atoll.protocol.ids import MicrobatchIndex, PeerId
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
+from atoll.protocol.state import state_judge
 from atoll.protocol.v1 import session_pb2
 
 CLOSING_SECONDS = 1.0  # within which all peers of a run that ends hear of it
@@ -63,6 +69,8 @@ class Peer:
         self._loading: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] | None = None
         self._leaving: LeaveRequested | None = None
+        self._fetched_bytes = 0
+        self._fetching_from: tuple[PeerId, ...] = ()
 
     async def run(self) -> Outcome:
         """Joins and works until the run or this peer ends; never raises for what other processes or the network do."""
@@ -159,12 +167,13 @@ class Peer:
         self._feed(ConnectionLost(reason=reason))
 
     def _on_link_fault(self, error: LinkError) -> None:
-        asyncio.get_running_loop().call_later(CLOSING_SECONDS, self._warn_of, error)
+        asyncio.get_running_loop().call_later(CLOSING_SECONDS, self._warn_of, error, self._session.generation)
         self._feed(ShellFault(generation=self._session.generation, fault=fault_of(error, doing="exchanging tensors")))
 
-    def _warn_of(self, error: LinkError) -> None:
+    def _warn_of(self, error: LinkError, generation: Generation) -> None:
         assert self._outcome is not None
-        if not self._outcome.done():  # at the end of a run a neighbour may hear of it first
+        # At the end of a run, or of a plan, a neighbour may hear of it first.
+        if not self._outcome.done() and generation == self._session.generation:
             _log.warning("%s", error)
 
     def _on_notice(self, notice: Notice) -> None:
@@ -191,6 +200,12 @@ class Peer:
                 self._spawn(self._fetch(instruction), self._loading)
             case Advance():
                 self._advance(instruction)
+            case Quit():
+                self._quit()
+            case LendOut():
+                self._lending.lend(instruction.kept)
+            case StopLending():
+                self._lending.stop()
             case Upload():
                 self._spawn(self._upload(instruction), self._tasks)
             case Finish():
@@ -210,6 +225,17 @@ class Peer:
     def _post(self, command: Command) -> None:
         assert self._engine is not None
         self._engine.post(command)
+
+    @property
+    def _lending(self) -> Lending:
+        assert self._engine is not None
+        return self._engine.lending
+
+    def _quit(self) -> None:
+        assert self._engine is not None
+        self._lending.stop()
+        self._cancel_loading()
+        self._spawn(self._engine.disconnect(), self._tasks)
 
     def _advance(self, instruction: Advance) -> None:
         assert self._engine is not None
@@ -234,13 +260,26 @@ class Peer:
     async def _fetch(self, instruction: Fetch) -> None:
         assert self._connection is not None
         assignment, generation = instruction.assignment, instruction.assignment.generation
-        judge = state_judge(assignment.graph)
+        judge = state_judge(assignment.graph, assignment.optimizer.name)
+        began, bytes_before = time.monotonic(), self._fetched_bytes
+        self._fetching_from = tuple(donor.peer for donor in assignment.donors)
+        doing = "fetching state from the coordinator"
         try:
             given = await fetch_state(self._connection.stub, self._own, generation, assignment.fetch, judge)
-            self._feed(StateFetched(generation=generation, given=given))
+            doing = "fetching state from other peers"
+            given |= await borrow_state(self._own, assignment, self._count_fetched)
         except AtollError as error:
-            fault = fault_of(error, doing="fetching state from the coordinator")
-            self._feed(ShellFault(generation=generation, fault=fault))
+            self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
+            return
+        finally:
+            self._fetching_from = ()
+        num_bytes, seconds = self._fetched_bytes - bytes_before, time.monotonic() - began
+        if num_bytes:
+            _log.info("fetched %.1f MB of state from %d peers in %.2f s", num_bytes / 1e6, len(assignment.donors), seconds)
+        self._feed(StateFetched(generation=generation, given=given, num_bytes=num_bytes, seconds=seconds))
+
+    def _count_fetched(self, num_bytes: int) -> None:
+        self._fetched_bytes += num_bytes
 
     async def _upload(self, instruction: Upload) -> None:
         assert self._connection is not None
@@ -273,10 +312,11 @@ class Peer:
             message = session_pb2.Progress(
                 generation=progress.generation,
                 step=progress.step,
-                phase=progress.phase,
-                waiting_for=progress.waiting_for or "",
+                phase="fetching state" if self._fetching_from else progress.phase,
+                waiting_for=next(iter(self._fetching_from), progress.waiting_for) or "",
                 resident_bytes=resident_bytes(),
                 count=progress.count,
+                fetched_bytes=self._fetched_bytes,
             )
             self._connection.tell(session_pb2.PeerMessage(progress=message))
             await asyncio.sleep(PROGRESS_SECONDS)

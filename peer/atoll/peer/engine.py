@@ -12,6 +12,7 @@ from atoll.peer.boundaries import Boundaries
 from atoll.peer.compute_thread import ComputeThread
 from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Delivered, Faulted, Notice
 from atoll.peer.faults import Fault, FaultKind
+from atoll.peer.lending import Lending
 from atoll.peer.links import Links, LinkSettings
 from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
@@ -43,6 +44,7 @@ class Engine:
         self._on_notice = on_notice
         self._memory_bytes = profile.memory_bytes
         self._links = Links(PeerId(settings.name), on_message=self._arrived, on_fault=on_fault)
+        self.lending = Lending(PeerId(settings.name))
         self._pipeline = Pipeline(
             PipelineSurroundings(
                 device=profile.device,
@@ -58,7 +60,7 @@ class Engine:
 
     async def start(self, listen: str, num_threads: int | None) -> str:
         """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
-        self._server, bound = await start_server([self._links.register], listen)
+        self._server, bound = await start_server([self._links.register, self.lending.register], listen)
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
         self._thread.start()
         return bound
@@ -104,6 +106,10 @@ class Engine:
             ),
             accept=accept,
         )
+
+    async def disconnect(self) -> None:
+        """Ends the links of a plan that is over."""
+        await self._links.disconnect()
 
     def stop_computing(self) -> None:
         """Ends the compute thread after the operator that is being executed; does not wait for it."""

@@ -20,7 +20,8 @@ from atoll.protocol.messages import Message, MessageKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """A new stage, as the bytes of an Assignment; what was there before is dropped. Answered by Accepted or Faulted."""
+    """A new stage, as the bytes of an Assignment; what was there before is dropped, unless it was kept. Answered by Accepted
+    or Faulted."""
 
     generation: Generation
     payload: bytes
@@ -28,7 +29,8 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initialise:
-    """Make the first values of the accepted stage, some of them ``given``. Answered by Loaded or Faulted."""
+    """Complete the accepted stage: from what is kept here, what is ``given``, and first values. Answered by Loaded or
+    Faulted."""
 
     generation: Generation
     given: Mapping[str, torch.Tensor]
@@ -94,8 +96,34 @@ class Measure:
     message: Message
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepState:
+    """The plan is over: drop the stage and keep its state as of the committed ``step``, for a later stage of this peer and for
+    ``borrowers``. Answered by StateKept or Faulted."""
+
+    generation: Generation
+    step: StepNumber
+    borrowers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropState:
+    """What was kept is of no use any more."""
+
+
 Command: TypeAlias = (
-    Assign | Initialise | Arrived | Delivered | BeginStep | CommitStep | VoidStep | HandOutState | HandedOut | Measure
+    Assign
+    | Initialise
+    | Arrived
+    | Delivered
+    | BeginStep
+    | CommitStep
+    | VoidStep
+    | HandOutState
+    | HandedOut
+    | Measure
+    | KeepState
+    | DropState
 )
 
 # --- notices: from computing to the session ---
@@ -151,6 +179,16 @@ class StateReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateKept:
+    """``state`` is by the names of ``atoll.protocol.state``. It does not change before the next commit."""
+
+    generation: Generation
+    step: StepNumber
+    borrowers: tuple[PeerId, ...]
+    state: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Consumed:
     """A neighbour's message has been used: it may send another of its kind."""
 
@@ -178,7 +216,7 @@ class Measured:
     failure: str = ""
 
 
-Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | Consumed | Faulted | Measured
+Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | StateKept | Consumed | Faulted | Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,11 @@ class Links:
             link.check_connected()
         self._configured = True
 
+    async def disconnect(self) -> None:
+        """Ends the links of a plan that is over; who dials for a later one is kept waiting for :meth:`configure`."""
+        self._configured = False
+        await self._close_links()
+
     def send(self, peer: PeerId, message: Message) -> Future[None]:
         """Encodes and sends; from any thread, without waiting.
 

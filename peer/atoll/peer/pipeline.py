@@ -24,18 +24,22 @@ from atoll.peer.events import (
     CommitStep,
     ComputeProgress,
     Delivered,
+    DropState,
     Faulted,
     HandedOut,
     HandOutState,
     Initialise,
+    KeepState,
     Loaded,
     Measure,
     Notice,
+    StateKept,
     StateReady,
     StepVoided,
     VoidStep,
 )
-from atoll.peer.faults import Fault, fault_of
+from atoll.peer.faults import Fault, FaultKind, fault_of
+from atoll.peer.kept_state import KeptState
 from atoll.peer.mailbox import Mailbox
 from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.measuring_queue import MeasuringQueue
@@ -77,6 +81,8 @@ class Pipeline:
         self._mailbox = Mailbox()
         self._generation = Generation(0)
         self._step = StepNumber(0)
+        self._committed = StepNumber(0)
+        self._kept = KeptState()
         self._run: StepRun | None = None
         self._handing_out = False
         self._postponed: list[Command] = []
@@ -149,12 +155,16 @@ class Pipeline:
                 self._handed_out()
             case Measure():
                 self._measure(command)
+            case KeepState():
+                self._keep(command)
+            case DropState():
+                self._kept = KeptState()
 
     def _must_wait(self, command: Command) -> bool:
         """While state is handed out a commit waits, and with it what comes after it."""
         if isinstance(command, CommitStep):
             return self._handing_out
-        return bool(self._postponed) and isinstance(command, BeginStep | VoidStep | HandOutState)
+        return bool(self._postponed) and isinstance(command, BeginStep | VoidStep | HandOutState | KeepState)
 
     def _handed_out(self) -> None:
         self._handing_out = False
@@ -174,6 +184,8 @@ class Pipeline:
         self._step = assignment.committed_step
         self._doing = "validating the graph"
         validate_stage(assignment.graph, _limits(self._with.memory_bytes))
+        if self._kept.step != assignment.committed_step:
+            self._kept = KeptState()
         self._assignment = assignment
         self._boundaries = Boundaries(assignment.graph, reduced_precision=assignment.precision == "bf16")
         self._peers = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
@@ -187,9 +199,12 @@ class Pipeline:
         self._doing = "loading"
         self._publish(count=1)
         limits = _limits(self._with.memory_bytes)
+        if assignment.committed_step > 0:
+            self._kept.require(assignment.graph, command.given)
         stage = Stage(assignment.graph, _stage_settings(assignment, self._with.device, limits))
-        stage.initialise(command.given)
+        stage.adopt({**self._kept.state, **command.given})
         self._stage = stage
+        self._committed = assignment.committed_step
         self._doing = "idle"
         self._with.notify(Loaded(generation=assignment.generation))
 
@@ -228,10 +243,12 @@ class Pipeline:
         assert stage is not None, "committed without a stage"
         assert run is not None, f"step {command.step} was committed after it was dropped here"
         assert run.phase is Phase.REPORTED, f"step {command.step} was committed before it was reported"
+        self._kept = KeptState()  # of the step before, and in part the very tensors that change now
         started = self._with.clock()
         stage.commit(command.clip_factor, command.learning_rate)
         synchronise(stage.settings.device)
         self._update_seconds = run.finish_seconds + self._with.clock() - started
+        self._committed = command.step
         self._end_step(run.start)
 
     def _end_step(self, start: BeginStep) -> None:
@@ -253,6 +270,21 @@ class Pipeline:
         if self._run is not None:
             self._measuring.abandon("it is in the middle of a step")
 
+    def _keep(self, command: KeepState) -> None:
+        self._doing = "keeping state"
+        self._abandon()
+        stage, self._stage = self._stage, None
+        self._boundaries, self._assignment = None, None
+        self._generation = command.generation
+        self._mailbox.drop_before(command.generation)
+        if stage is not None and self._committed != command.step:
+            raise WireError(f"state of step {command.step} is to be kept and this peer's is of step {self._committed}")
+        self._kept = self._kept.joined(command.step, dict(stage.full_state()) if stage is not None else {})
+        self._doing = "idle"
+        self._with.notify(
+            StateKept(generation=command.generation, step=command.step, borrowers=command.borrowers, state=self._kept.state)
+        )
+
     def _hand_out(self, command: HandOutState) -> None:
         if self._stage is None:
             raise WireError("state was asked for before this peer had its stage")
@@ -273,6 +305,8 @@ class Pipeline:
             self._abandon()
         except Exception as error:  # a stage that cannot even drop its step is lost
             fault, fatal = fault_of(error, doing="dropping the step"), True
+        if fault.kind is FaultKind.MEMORY and self._stage is not None:
+            self._kept = KeptState()  # the stage is complete: what else is kept only takes room
         self._doing = "idle"
         self._with.notify(Faulted(generation=self._generation, step=self._step, fault=fault, fatal=fatal))
 

@@ -5,6 +5,9 @@ first values, the links connect, given state is fetched) and says Ready. Then st
 a step at any moment and moves everything to the next generation; an assignment replaces everything. Each command names its
 generation: older ones are dropped in silence (they crossed with a void on the wire), newer ones break the protocol, because the
 coordinator's stream is in order. After a fault the peer waits for the coordinator's Void or assignment.
+
+A change of plan after a commit begins with Lend: the stage is dropped, its state kept and lent. An assignment of the same
+generation may follow; without one the peer is a spare. What was kept ends with the first commit under that generation.
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ from atoll.peer.events import (
     Assign,
     BeginStep,
     CommitStep,
+    DropState,
     Faulted,
     HandedOut,
     HandOutState,
     Initialise,
+    KeepState,
     Loaded,
     Measured,
     Reported,
+    StateKept,
     StateReady,
     StepVoided,
     VoidStep,
@@ -39,11 +45,14 @@ from atoll.peer.session_values import (
     Finish,
     Instruction,
     LeaveRequested,
+    LendOut,
     LinksReady,
     Outcome,
+    Quit,
     SessionEvent,
     ShellFault,
     StateFetched,
+    StopLending,
     Tell,
     Upload,
     Uploaded,
@@ -75,8 +84,11 @@ class Session:
         self.run = ""
         self.generation = Generation(0)
         self.step = StepNumber(0)
+        self._assigned_under = self._released_under = Generation(0)
         self._links_ready = False
         self._loaded = False
+        self._lending = False
+        self._fetched = (0, 0.0)
 
     def handle(self, event: SessionEvent) -> list[Instruction]:
         """What to do now. Nothing is ever done once the session has ended."""
@@ -96,6 +108,7 @@ class Session:
                 self._links_ready = True
                 return self._ready_if_complete()
             case StateFetched() if event.generation == self.generation:
+                self._fetched = event.num_bytes, event.seconds
                 return [Compute(Initialise(generation=event.generation, given=event.given))]
             case Uploaded():
                 stored = session_pb2.Stored(generation=event.generation, step=event.step)
@@ -122,6 +135,10 @@ class Session:
                 return self._void(message.void)
             case "store":
                 return self._store(message.store)
+            case "lend":
+                return self._lend(message.lend)
+            case "release":
+                return self._release(message.release)
             case "end":
                 return self._ended(message.end)
             case "rejected":
@@ -151,11 +168,12 @@ class Session:
         return self._finish(ExitCode.FAILED, reason, again=rejected.again)
 
     def _assigned(self, event: AssignmentArrived) -> list[Instruction]:
-        if event.generation <= self.generation:
+        if event.generation < self.generation or event.generation == self._assigned_under:
             return []
         self.state = SessionState.LOADING
-        self.generation = event.generation
+        self.generation = self._assigned_under = event.generation
         self._links_ready = self._loaded = False
+        self._fetched = (0, 0.0)
         return [Compute(Assign(generation=event.generation, payload=event.payload))]
 
     def _start(self, start: session_pb2.StartStep) -> list[Instruction]:
@@ -181,7 +199,28 @@ class Session:
         command = CommitStep(
             generation=self.generation, step=self.step, clip_factor=commit.clip_factor, learning_rate=commit.learning_rate
         )
-        return [Compute(command)]
+        return [*self._stop_lending(), Compute(command)]
+
+    def _lend(self, lend: session_pb2.Lend) -> list[Instruction]:
+        if lend.generation <= self.generation:
+            return []
+        self.state = SessionState.IDLE
+        self.generation = Generation(lend.generation)
+        self._links_ready = self._loaded = False
+        borrowers = tuple(PeerId(name) for name in lend.borrowers)
+        keep = KeepState(generation=self.generation, step=StepNumber(lend.committed_step), borrowers=borrowers)
+        return [Quit(), Compute(keep)]
+
+    def _release(self, release: session_pb2.Release) -> list[Instruction]:
+        if release.generation != self.generation:
+            return []
+        self._released_under = self.generation
+        return [*self._stop_lending(), Compute(DropState())]
+
+    def _stop_lending(self) -> list[Instruction]:
+        """The end of what is kept; before computing goes on, which may change it."""
+        lending, self._lending = self._lending, False
+        return [StopLending()] if lending else []
 
     def _void(self, void: session_pb2.Void) -> list[Instruction]:
         if void.generation < self.generation:
@@ -213,6 +252,13 @@ class Session:
                 return [Tell(session_pb2.PeerMessage(measured=_measured_message(notice)))]
             case StateReady():  # of an older generation too: computing waits to hear that it was handed out
                 return [Upload(notice.generation, notice.step, notice.items)]
+            case StateKept() if notice.generation == self.generation:
+                if notice.generation == self._released_under:
+                    return [Advance(notice.generation)]
+                self._lending = True
+                return [Advance(notice.generation), LendOut(notice)]
+            case StateKept():
+                return []
             case Faulted() if notice.fatal:
                 told = Tell(session_pb2.PeerMessage(fault=_fault_message(notice.generation, notice.step, notice.fault)))
                 return [told, *self._finish(ExitCode.FAILED, notice.fault.reason)]
@@ -228,12 +274,13 @@ class Session:
                 self.state = SessionState.READY if notice.evaluation else SessionState.REPORTED
                 return [Tell(session_pb2.PeerMessage(report=_report_message(notice)))]
             case Faulted():
-                return self._fault(notice.fault)
+                short = notice.fault.kind is FaultKind.MEMORY and self._loaded
+                return [*(self._stop_lending() if short else ()), *self._fault(notice.fault)]
         return []
 
     def _accepted(self, accepted: Accepted) -> list[Instruction]:
         connect = Connect(accepted.assignment, accepted.boundaries)
-        if accepted.assignment.fetch:
+        if accepted.assignment.fetch or accepted.assignment.donors:
             return [connect, Fetch(accepted.assignment)]
         return [connect, Compute(Initialise(generation=self.generation, given={}))]
 
@@ -241,7 +288,9 @@ class Session:
         if self.state is not SessionState.LOADING or not (self._loaded and self._links_ready):
             return []
         self.state = SessionState.READY
-        return [Tell(session_pb2.PeerMessage(ready=session_pb2.Ready(generation=self.generation)))]
+        num_bytes, seconds = self._fetched
+        ready = session_pb2.Ready(generation=self.generation, fetched_bytes=num_bytes, fetch_seconds=seconds)
+        return [Tell(session_pb2.PeerMessage(ready=ready))]
 
     def _fault(self, fault: Fault) -> list[Instruction]:
         self.state = SessionState.FAULTED

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from atoll.peer.boundaries import Boundaries
-from atoll.peer.events import Command, Notice
+from atoll.peer.events import Command, Notice, StateKept
 from atoll.peer.faults import Fault
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import Generation, StepNumber
@@ -49,8 +49,12 @@ class LinksReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
+    """``num_bytes`` came from other peers, in ``seconds``."""
+
     generation: Generation
     given: Mapping[str, torch.Tensor]
+    num_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch the tensors that the assignment names from the coordinator; answer StateFetched or ShellFault."""
+    """Fetch what the assignment names from the coordinator and from donors; answer StateFetched or ShellFault."""
 
     assignment: Assignment
 
@@ -135,6 +139,23 @@ class Advance:
     """The links move on to this generation."""
 
     generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """The plan is over: stop loading, close the links, lend no more what an older plan left here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LendOut:
+    """Serve this to its borrowers."""
+
+    kept: StateKept
+
+
+@dataclass(frozen=True, slots=True)
+class StopLending:
+    """What was kept is of no use any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +172,4 @@ class Finish:
     outcome: Outcome
 
 
-Instruction: TypeAlias = Tell | Compute | Connect | Fetch | Advance | Upload | Finish
+Instruction: TypeAlias = Tell | Compute | Connect | Fetch | Advance | Quit | LendOut | StopLending | Upload | Finish

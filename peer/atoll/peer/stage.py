@@ -43,6 +43,7 @@ from atoll.protocol.graph import (
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
 from atoll.protocol.limits import DEFAULT_LIMITS, Limits
 from atoll.protocol.randomness import node_seed
+from atoll.protocol.state import COUNTER, MOMENTS, moment_name
 
 __all__ = ["Forwarded", "MicrobatchInput", "Stage", "StageSettings", "squared_norm"]
 
@@ -132,11 +133,21 @@ class Stage:
 
         Raises GraphRefused for a tensor that has neither, WireError for a given one of another shape.
         """
-        given = given or {}
+        self.adopt({name: value.detach().clone() for name, value in (given or {}).items()})
+
+    def adopt(self, state: Mapping[str, torch.Tensor]) -> None:
+        """State by name, as :meth:`full_state` has it; what it has too much is ignored, what it lacks gets its first value.
+
+        Tensors that are on this stage's device become its own as they are. Raises as :meth:`initialise` does.
+        """
         for spec in self.graph.parameters:
-            self._parameters[spec.name] = self._first_value(spec, given).requires_grad_(spec.trainable)
+            self._parameters[spec.name] = self._value(spec, state).requires_grad_(spec.trainable)
+            for moment in MOMENTS[self.settings.optimizer.name]:
+                value = state.get(moment_name(spec.name, moment))
+                if value is not None:
+                    self.optimizer.load(spec.name, moment, value if moment == COUNTER else value.to(self._device))
         for buffer in self.graph.buffers:
-            self._buffers[buffer.name] = self._first_value(buffer, given)
+            self._buffers[buffer.name] = self._value(buffer, state)
         for shared in self.graph.shared:
             for use in shared.uses:
                 if use.stage == self.graph.stage:
@@ -147,13 +158,13 @@ class Stage:
         constants.update((BufferReference(name), value) for name, value in self._buffers.items())
         self._base = base_slots(self._layout, constants, self._uses)
 
-    def _first_value(self, spec: ParameterSpec | BufferSpec, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        if spec.name not in given:
+    def _value(self, spec: ParameterSpec | BufferSpec, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if spec.name not in state:
             return initial_value(spec, self.settings.run_seed).to(self._device)
-        value = given[spec.name]
+        value = state[spec.name]
         if tuple(value.shape) != spec.shape:
-            raise WireError(f"the first value of {spec.name} has shape {tuple(value.shape)} instead of {spec.shape}")
-        return value.detach().to(device=self._device, dtype=spec.dtype, copy=True)
+            raise WireError(f"the value of {spec.name} has shape {tuple(value.shape)} instead of {spec.shape}")
+        return value.detach().to(device=self._device, dtype=spec.dtype)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and persistent buffers as of the last commit, on the host, by canonical name.
@@ -165,6 +176,15 @@ class Stage:
         for buffer in self.graph.buffers:
             if buffer.persistent:
                 yield buffer.name, self._buffers[buffer.name].to("cpu")
+
+    def full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All that training has made of this stage as of the last commit, by the names of ``atoll.protocol.state``: the stage's
+        own tensors, on its device. They change with the next commit."""
+        for name, value in self._parameters.items():
+            yield name, value.detach()
+        for name, moment, value in self.optimizer.state():
+            yield moment_name(name, moment), value
+        yield from self._buffers.items()
 
     @property
     def in_flight(self) -> int:

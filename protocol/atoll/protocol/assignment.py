@@ -31,6 +31,15 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Donor:
+    """A peer that lends the state of ``names``, which the assigned peer does not hold itself."""
+
+    peer: PeerId
+    address: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
     """``name`` is one of OPTIMIZERS; SGD reads momentum and nesterov, AdamW the betas and epsilon."""
 
@@ -49,7 +58,8 @@ class Assignment:
 
     ``fetch`` names parameters and buffers whose first value the coordinator sends. ``link_seconds``: a neighbour that is
     silent for this long while something is due is reported. ``committed_step`` is the last step whose update is in the state
-    that the peer will hold when it is ready (0: initial values).
+    that the peer will hold when it is ready (0: initial values). ``donors`` have what of that the peer lacks; a name that
+    training does not change and that nobody gives has its first value.
     """
 
     generation: Generation
@@ -65,6 +75,7 @@ class Assignment:
     backward_codec: str = "raw"
     link_seconds: float = 30.0
     committed_step: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
+    donors: tuple[Donor, ...] = ()
 
 
 def assignment_to_bytes(assignment: Assignment) -> bytes:
@@ -86,6 +97,7 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         backward_codec=assignment.backward_codec,
         link_seconds=assignment.link_seconds,
         committed_step=assignment.committed_step,
+        donors=(wire.Donor(peer=donor.peer, address=donor.address, names=donor.names) for donor in assignment.donors),
     )
     return message.SerializeToString(deterministic=True)
 
@@ -116,6 +128,9 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         backward_codec=message.backward_codec,
         link_seconds=message.link_seconds,
         committed_step=StepNumber(message.committed_step),
+        donors=tuple(
+            Donor(peer=PeerId(donor.peer), address=donor.address, names=tuple(donor.names)) for donor in message.donors
+        ),
     )
 
 

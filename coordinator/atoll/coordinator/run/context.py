@@ -6,7 +6,8 @@ from collections import deque
 
 from atoll.coordinator.events import Event, FailedEvent
 from atoll.coordinator.planning.plan import Plan
-from atoll.coordinator.run.instructions import Announce, EndRun, Instruction
+from atoll.coordinator.run.holdings import Holdings
+from atoll.coordinator.run.instructions import Announce, EndRun, Instruction, ReleaseState
 from atoll.coordinator.run.roster import Roster
 from atoll.coordinator.run.states import TRANSITIONS, Phase, RunSettings, RunState
 from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
@@ -26,6 +27,8 @@ class RunContext:
         self.generation = Generation(0)
         self.committed = StepNumber(0)
         self.plan: Plan | None = None
+        self.names: tuple[frozenset[str], ...] = ()
+        self.holdings = Holdings()
         self.roster = Roster()
         self.pending: set[PeerId] = set()
         self._out: list[Instruction] = []
@@ -52,6 +55,14 @@ class RunContext:
 
     def grow_generation(self) -> None:
         self.generation = Generation(self.generation + 1)
+
+    def hold_committed(self) -> None:
+        """A step was committed: every stage's state is of it, and what others keep of the step before is of no use."""
+        assert self.plan is not None
+        keepers = tuple(peer for peer in self.holdings.peers if peer not in self.plan.peers)
+        self.holdings.replace(dict(zip(self.plan.peers, self.names, strict=True)))
+        if keepers:
+            self.emit(ReleaseState(generation=self.generation, peers=keepers))
 
     def emit(self, *instructions: Instruction) -> None:
         self._out.extend(instructions)

@@ -39,6 +39,13 @@ class StepCycle:
         self.tokens_per_second = 0.0
         self.num_tokens = 0
         self.void_reason = ""
+        self.owed_evaluation = False
+
+    def begin_next(self) -> None:
+        """Start the step after the last committed one, after an evaluation that is still owed."""
+        committed = self._context.committed
+        owed, self.owed_evaluation = self.owed_evaluation, False
+        self.begin(committed if owed else StepNumber(committed + 1), evaluation=owed)
 
     def begin(self, step: StepNumber, *, evaluation: bool = False) -> None:
         """Start ``step``, or the evaluation that follows it."""
@@ -94,6 +101,11 @@ class StepCycle:
         self.new_generation()
         context.emit(SendVoid(generation=old, step=step, next_generation=context.generation, reason=reason, peers=peers))
 
+    def abandon(self) -> None:
+        """The plan is over: the open step begins again under the next one, and so does an evaluation."""
+        self.owed_evaluation = self.open is not None and self.open.evaluation
+        self.open = None
+
     def voided(self, event: PeerVoided) -> None:
         context = self._context
         if context.phase is not Phase.VOIDING or event.generation != context.generation:
@@ -148,6 +160,7 @@ class StepCycle:
             ),
         )
         context.committed = step.step
+        context.hold_committed()
         self._count(commit)
         every = context.settings.evaluate_every
         if every is not None and (step.step % every == 0 or step.step == context.settings.steps):

@@ -60,16 +60,21 @@ class PeerProgressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphReady:
-    """The model is traced. ``trainable`` are its trained parameters in the graph's order."""
+    """The model is traced. ``trainable`` are its trained parameters in the graph's order, ``changing`` all names whose state
+    training changes."""
 
     trainable: tuple[str, ...]
+    changing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMade:
+    """``names`` are, for each stage, the parameters and buffers that it holds."""
+
     generation: Generation
     plan: Plan
     summaries: tuple[StageSummary, ...]
+    names: tuple[frozenset[str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,22 @@ class PlanRefused:
     generation: Generation
     peers: tuple[PeerId, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveJudged:
+    """The answer to ConsiderMove: a plan to change to, None where the present one is better kept; ``reason`` says why."""
+
+    since: Generation
+    reason: str
+    proposed: PlanMade | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersCompared:
+    """After a committed step: how many times longer than planned each stage's peer computes, by what was seen of late."""
+
+    slowdowns: Mapping[PeerId, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +116,12 @@ class BatchPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReady:
+    """``fetched_bytes`` of its state came from other peers, in ``fetch_seconds``."""
+
     peer: PeerId
     generation: Generation
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +187,11 @@ class ExportAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanAsked:
+    """The operator wants to know whether a better plan is worth a move, and the move made if so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
     """``keep_weights``: end after the step that runs, with its weights written; otherwise end now."""
 
@@ -188,6 +218,8 @@ RunEvent: TypeAlias = (
     | GraphReady
     | PlanMade
     | PlanRefused
+    | MoveJudged
+    | PeersCompared
     | BatchPrepared
     | PeerReady
     | StageReported
@@ -197,6 +229,7 @@ RunEvent: TypeAlias = (
     | PeerStored
     | WeightsWritten
     | ExportAsked
+    | ReplanAsked
     | StopAsked
     | WorkFailed
     | Tick

@@ -3,7 +3,8 @@ before any peer hears of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from atoll.coordinator.events import Event
@@ -22,11 +23,33 @@ class MakePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConsiderMove:
+    """Find out, while training goes on, whether changing from ``plan`` to a better one on these peers pays; answered by
+    MoveJudged."""
+
+    since: Generation
+    plan: Plan
+    peers: tuple[PeerOffer, ...]
+    steps_left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Write the plan to the journal and send each of its peers its stage."""
+    """Write the plan to the journal, have whoever holds state of the committed step keep and lend it, and send each peer of the
+    plan its stage. ``holders`` says of each name who holds its state."""
 
     generation: Generation
     plan: Plan
+    committed: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
+    holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseState:
+    """A step is committed under a new plan: these peers, which have no stage in it, need not keep state any longer."""
+
+    generation: Generation
+    peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +140,9 @@ class EndRun:
 
 Instruction: TypeAlias = (
     MakePlan
+    | ConsiderMove
     | Assign
+    | ReleaseState
     | SendBatches
     | StartStep
     | WriteCommit

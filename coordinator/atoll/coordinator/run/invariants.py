@@ -12,7 +12,12 @@ from atoll.coordinator.run.states import PHASES, Phase, RunState
 def validate(machine: RunMachine) -> None:
     """Raise AssertionError when an invariant is broken."""
     context = machine.context
-    for holds, what in (*_about_time(machine), *_about_the_plan(machine), *_about_the_step(machine)):
+    for holds, what in (
+        *_about_time(machine),
+        *_about_the_plan(machine),
+        *_about_the_state(machine),
+        *_about_the_step(machine),
+    ):
         if not holds:
             raise AssertionError(context.tell(what))
 
@@ -35,7 +40,7 @@ def _about_the_plan(machine: RunMachine) -> list[tuple[bool, str]]:
     checks = [
         (not planned or context.plan is not None, f"{context.state} without a plan"),
         (not early or context.plan is None, f"{context.state} with a plan"),
-        (not early or context.committed == 0, f"{context.state} after a commit"),
+        (len(context.names) == (len(context.plan.stages) if context.plan is not None else 0), "names of another plan's stages"),
         (context.phase in PHASES.get(context.state, {Phase.IDLE}), f"{context.phase} while {context.state}"),
     ]
     if context.plan is not None and not context.state.final:
@@ -46,6 +51,23 @@ def _about_the_plan(machine: RunMachine) -> list[tuple[bool, str]]:
             checks.append((all(roster.is_present(peer) for peer in holders), "a stage's peer is gone"))
         if context.state is RunState.TRAINING:
             checks.append((all(roster[peer].state is PeerState.READY for peer in holders), "a stage's peer is not ready"))
+    return checks
+
+
+def _about_the_state(machine: RunMachine) -> list[tuple[bool, str]]:
+    """What was learned has a holder who is here, and whoever trains holds what it trains."""
+    context, holdings = machine.context, machine.context.holdings
+    checks = [
+        (
+            context.state.final or context.phase is Phase.STORING or not holdings.uncovered(),
+            "a parameter's state has no holder",
+        ),
+        (all(context.roster.is_present(peer) for peer in holdings.peers), "somebody who is gone holds state"),
+        (context.committed > 0 or not holdings.peers, "somebody holds what nobody has learned"),
+    ]
+    if context.state is RunState.TRAINING and context.committed > 0 and context.plan is not None:
+        held = zip(context.plan.peers, context.names, strict=True)
+        checks.append((all(names <= holdings.names_of(peer) for peer, names in held), "a stage's peer lacks its state"))
     return checks
 
 

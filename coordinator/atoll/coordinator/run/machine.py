@@ -1,16 +1,16 @@
 """The run as a state machine: what happened and the time go in, instructions come out. No sockets, no clock, no threads.
 
-    waiting -> planning -> loading -> training -> finishing -> finished
-       ^          |           |          |            |
-       +----------+-----------+----------+            |     a loss before the first commit leads back to waiting;
-                                         +------------+-> failed   after it, for now, it ends the run
+    waiting -> planning -> loading <-> training -> finishing -> finished
+       ^          |           |           |            |
+       +----------+-----------+-----------+            |    a loss, or a lack of memory, leads back to waiting;
+                                          +------------+-> failed   a loss of what nobody else holds ends the run
 
-The cycle of steps while training is ``cycle``'s. Each state has a deadline (``deadlines``), and ``waiting`` says whom a run
-waits for."""
+The cycle of steps while training is ``cycle``'s, a change of plan for the better ``moving``'s. Each state has a deadline
+(``deadlines``), and ``waiting`` says whom a run waits for."""
 
 from __future__ import annotations
 
-from atoll.coordinator.events import FinishedEvent, PausedEvent, PlanEvent, ResumedEvent
+from atoll.coordinator.events import FinishedEvent, PausedEvent, PlanEvent, ResumedEvent, VoidEvent
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
 from atoll.coordinator.run.events import (
@@ -19,14 +19,17 @@ from atoll.coordinator.run.events import (
     FaultKind,
     FaultReported,
     GraphReady,
+    MoveJudged,
     PeerGone,
     PeerJoined,
     PeerProgressed,
     PeerReady,
+    PeersCompared,
     PeerStored,
     PeerVoided,
     PlanMade,
     PlanRefused,
+    ReplanAsked,
     RunEvent,
     StageReported,
     StateMoved,
@@ -37,10 +40,11 @@ from atoll.coordinator.run.events import (
     WorkFailed,
 )
 from atoll.coordinator.run.instructions import AskStore, Assign, CloseWeights, EndRun, ExpelPeer, Instruction, MakePlan
+from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.waiting import Waiting, waiting
-from atoll.protocol.ids import PeerId, StepNumber
+from atoll.protocol.ids import PeerId
 
 # Faults that running the step again may cure; the others come again.
 TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL})
@@ -52,8 +56,10 @@ class RunMachine:
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.context = RunContext(settings, now)
         self.cycle = StepCycle(self.context, self._proceed)
+        self.moving = Moving(self.context)
         self._deadlines = settings.deadlines
         self._last_join = now
+        self._planned_with: tuple[PeerId, ...] = ()
         self._refused: frozenset[PeerId] | None = None
         self._loading_failures = 0
         self._training_since: float | None = None
@@ -67,7 +73,7 @@ class RunMachine:
         context.now = now
         if context.state.final:
             return ()
-        if not isinstance(event, Tick | StateMoved | PeerProgressed):
+        if not isinstance(event, Tick | StateMoved | PeerProgressed | PeersCompared):
             context.note(type(event).__name__)
         self._dispatch(event)
         if context.state is RunState.WAITING:
@@ -90,10 +96,18 @@ class RunMachine:
                 self.context.roster.progressed(event.peer, event.phase, event.waiting_for)
             case GraphReady():
                 self.cycle.trainable = event.trainable
+                self.context.holdings.essential = event.changing
             case PlanMade():
                 self._plan_made(event)
             case PlanRefused():
                 self._plan_refused(event)
+            case MoveJudged():
+                self.moving.judged(event)
+            case PeersCompared():
+                self.moving.compared(event)
+            case ReplanAsked():
+                self.moving.asked = True
+                self.moving.consider()
             case BatchPrepared():
                 self.cycle.batch_prepared(event)
             case PeerReady():
@@ -134,29 +148,35 @@ class RunMachine:
         if not context.roster.is_present(peer):
             return
         who = context.described(peer)
+        planned = context.plan is not None and peer in context.plan.peers
+        held = bool(context.holdings.names_of(peer))
         context.announce(*context.roster.remove(peer, reason, left=left))
+        context.holdings.forget(peer)
         how = f"{who} left ({reason})" if left else f"{who} was lost ({reason})"
-        if context.state is RunState.PLANNING:
+        if context.phase is Phase.STORING:
+            if planned and (peer in context.pending or self.purpose not in (StorePurpose.FINISH, StorePurpose.STOP)):
+                self._state_lost(how)
+        elif (planned or held) and context.holdings.uncovered():
+            self._state_lost(how)
+        elif planned or context.state is RunState.PLANNING or (held and context.state is RunState.LOADING):
             self._fall_back(how)
-        elif context.plan is None or peer not in context.plan.peers:
-            return
-        elif context.committed == 0 and context.state in (RunState.LOADING, RunState.TRAINING):
-            self._fall_back(how)
-        elif peer in context.pending or self.purpose not in (StorePurpose.FINISH, StorePurpose.STOP):
-            context.fail(
-                f"{how} after step {context.committed} of {context.settings.steps}, and the weights of its stage with it; "
-                "start the run again with a new --state"
-            )
+
+    def _state_lost(self, how: str) -> None:
+        context = self.context
+        when = f"after step {context.committed} of {context.settings.steps}"
+        what = "and the weights of its stage with it; start the run again with a new --state"
+        context.fail(f"{how} {when}, {what}")
 
     def _fall_back(self, reason: str) -> None:
-        """Back to waiting, with nothing lost: no step is committed."""
+        """Leave the plan, with nothing lost: what is committed has a holder, and the open step begins again."""
         context = self.context
+        self.moving.interrupted(reason)
         if context.state is RunState.TRAINING:
             assert context.plan is not None
             survivors = tuple(peer for peer in context.plan.peers if context.roster.is_present(peer))
             self.cycle.send_void(survivors, reason)
-            self.cycle.open = None
-        context.plan = None
+            self.cycle.abandon()
+        context.plan, context.names = None, ()
         context.roster.release()
         self._refused = None
         self.purpose = None
@@ -172,12 +192,15 @@ class RunMachine:
         context = self.context
         offers = context.roster.offers()
         settled = context.now - self._last_join >= self._deadlines.settle_seconds
-        if self.cycle.trainable is None or len(offers) < context.settings.min_peers or not offers or not settled:
+        # A run that has begun goes on with whoever is here.
+        needed = 1 if context.committed else max(1, context.settings.min_peers)
+        if self.cycle.trainable is None or len(offers) < needed or not settled:
             return
         if self._refused == frozenset(offer.name for offer in offers):
             return
         context.enter(RunState.PLANNING, self._deadlines.planning_seconds)
         context.grow_generation()
+        self._planned_with = tuple(offer.name for offer in offers)
         context.emit(MakePlan(generation=context.generation, peers=offers))
 
     def _plan_refused(self, event: PlanRefused) -> None:
@@ -196,33 +219,45 @@ class RunMachine:
         if self._refused is not None:
             self._refused = None
             context.announce(ResumedEvent(reason="the model fits the peers that are here now"))
-        context.plan = event.plan
+        self._load(event, self._planned_with)
+
+    def _load(self, made: PlanMade, planned_with: tuple[PeerId, ...]) -> None:
+        """Have each peer of a plan, which was made in the knowledge of certain peers, get its stage."""
+        context, plan = self.context, made.plan
+        context.plan, context.names = plan, made.names
         context.enter(RunState.LOADING, self._deadlines.loading_seconds)
-        context.pending = set(event.plan.peers)
+        context.pending = set(plan.peers)
         self.cycle.new_generation()
-        context.emit(Assign(generation=event.generation, plan=event.plan))
+        self.moving.planned(planned_with)
+        holders = context.holdings.holders()
+        context.emit(Assign(generation=context.generation, plan=plan, committed=context.committed, holders=holders))
         context.announce(
             PlanEvent(
-                generation=event.generation,
-                stages=event.summaries,
-                predicted_step_seconds=event.plan.step_seconds,
-                bottleneck=event.plan.bottleneck,
-                microbatch=event.plan.microbatch,
+                generation=context.generation,
+                stages=made.summaries,
+                predicted_step_seconds=plan.step_seconds,
+                bottleneck=plan.bottleneck,
+                microbatch=plan.microbatch,
             ),
-            *context.roster.assign(event.plan),
+            *context.roster.assign(plan),
         )
 
     def _peer_ready(self, event: PeerReady) -> None:
         context = self.context
         mine = event.generation == context.generation and event.peer in context.pending
-        if context.state is not RunState.LOADING or not mine:
+        stage = context.stage_of(event.peer)
+        if context.state is not RunState.LOADING or not mine or stage is None:
             return
         context.pending.discard(event.peer)
         context.announce(*context.roster.change(event.peer, PeerState.READY))
+        self.moving.ready(event)
+        if context.committed:
+            context.holdings.add(event.peer, context.names[stage])
         if not context.pending:
             self._loading_failures = 0
-            self._training_since = context.now
+            self._training_since = context.now if self._training_since is None else self._training_since
             context.enter(RunState.TRAINING, self._deadlines.step_seconds)
+            self.moving.arrived()
             self._proceed()
 
     # Training
@@ -233,21 +268,28 @@ class RunMachine:
         if self._stop_asked is not None:
             context.enter(RunState.FINISHING, self._deadlines.stored_seconds, self._stop_asked)
             self._store(StorePurpose.STOP)
+        elif self.cycle.owed_evaluation:
+            self.cycle.begin_next()
         elif context.committed == context.settings.steps:
             context.enter(RunState.FINISHING, self._deadlines.stored_seconds)
             self._store(StorePurpose.FINISH)
         elif self._export_asked:
             self._export_asked = False
             self._store(StorePurpose.EXPORT)
+        elif (move := self.moving.take()) is not None:
+            context.grow_generation()
+            self._load(move, self.moving.looked_at())
         else:
-            self.cycle.begin(StepNumber(context.committed + 1))
+            self.cycle.begin_next()
 
     def _fault(self, event: FaultReported) -> None:
         context = self.context
         if context.plan is None or event.generation != context.generation or event.peer not in context.plan.peers:
             return
         blamed = event.accused or event.peer
-        if event.fault not in TRANSIENT:
+        if event.fault is FaultKind.MEMORY and context.phase is not Phase.STORING:
+            self._out_of_memory(event)
+        elif event.fault not in TRANSIENT:
             context.fail(f"{context.described(blamed)} cannot run its stage: {event.reason}")
         elif context.state is RunState.LOADING:
             self._loading_failed(f"{context.described(blamed)} could not be loaded: {event.reason}")
@@ -257,6 +299,21 @@ class RunMachine:
                 context.fail(f"{context.described(blamed)} failed while it sent its weights: {event.reason}")
         else:
             self.cycle.void(event.reason, blamed, CURE_NOT_FINITE if event.fault is FaultKind.NOT_FINITE else "")
+
+    def _out_of_memory(self, event: FaultReported) -> None:
+        """The peer cannot do what it was planned for: plan again, with less of its memory."""
+        context = self.context
+        assert context.plan is not None
+        stage = context.stage_of(event.peer)
+        assert stage is not None
+        if self.cycle.open is not None and context.phase.open:
+            context.announce(VoidEvent(step=self.cycle.open.step, reason=event.reason, peer=event.peer, stage=stage))
+            # It has dropped what it kept beside its stage.
+            context.holdings.keep_only(event.peer, context.names[stage])
+        limit = int(context.settings.memory_factor * context.plan.stages[stage].memory_bytes)
+        lowered = context.roster.lower_memory(event.peer, limit, context.settings.memory_floor)
+        after = f"is planned with {lowered / 1e6:.0f} MB from now on" if lowered else "is left out of plans from now on"
+        self._fall_back(f"{context.described(event.peer)} ran out of memory and {after}: {event.reason}")
 
     def _loading_failed(self, reason: str) -> None:
         self._loading_failures += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from atoll.coordinator.events import PeerEvent
@@ -32,13 +32,14 @@ class PeerState(StrEnum):
 @dataclass(slots=True)
 class RosterEntry:
     """One peer; ``reason`` says why it is in that state, where there is something to say. ``phase`` and ``waiting_for`` are
-    what it last said about itself."""
+    what it last said about itself, ``offered_bytes`` the memory that it offered where less is used (else 0)."""
 
     offer: PeerOffer
     state: PeerState = PeerState.JOINED
     reason: str = ""
     phase: str = ""
     waiting_for: PeerId | None = None
+    offered_bytes: int = 0
 
 
 class Roster:
@@ -85,6 +86,16 @@ class Roster:
         for name in gone[:-REMEMBERED_GONE]:
             del self._entries[name]
         return events
+
+    def lower_memory(self, peer: PeerId, num_bytes: int, floor: float) -> int:
+        """The peer may use this much at most; nothing at all where that is below ``floor`` of what it offered in the beginning.
+        Returns what it may use."""
+        entry = self._entries[peer]
+        entry.offered_bytes = entry.offered_bytes or entry.offer.memory_bytes
+        lowered = min(num_bytes, entry.offer.memory_bytes)
+        lowered = lowered if lowered >= floor * entry.offered_bytes else 0
+        entry.offer = replace(entry.offer, memory_bytes=lowered)
+        return lowered
 
     def progressed(self, peer: PeerId, phase: str, waiting_for: PeerId | None) -> None:
         if self.is_present(peer):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.coordinator.run.deadlines import Deadlines
+from atoll.coordinator.run.restraint import RestraintSettings
 from atoll.coordinator.run.schedule import LearningRateSchedule
 
 
@@ -42,7 +43,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.WAITING: frozenset({RunState.PLANNING, RunState.FAILED}),
     RunState.PLANNING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FAILED}),
     RunState.LOADING: frozenset({RunState.WAITING, RunState.TRAINING, RunState.FAILED}),
-    RunState.TRAINING: frozenset({RunState.WAITING, RunState.FINISHING, RunState.FAILED}),
+    RunState.TRAINING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FINISHING, RunState.FAILED}),
     RunState.FINISHING: frozenset({RunState.FINISHED, RunState.FAILED}),
     RunState.FINISHED: frozenset(),
     RunState.FAILED: frozenset(),
@@ -57,7 +58,8 @@ PHASES: dict[RunState, frozenset[Phase]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most.
-    A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run."""
+    A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run. A peer that ran out of
+    memory is planned with ``memory_factor`` of what it was to need, and left out below ``memory_floor`` of what it offered."""
 
     steps: int
     schedule: LearningRateSchedule
@@ -66,4 +68,7 @@ class RunSettings:
     evaluate_every: int | None = None
     evaluation_steps: int = 1
     max_voids: int = 3
+    memory_factor: float = 0.8
+    memory_floor: float = 0.05
+    restraint: RestraintSettings = field(default_factory=RestraintSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)

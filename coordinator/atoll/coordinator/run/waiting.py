@@ -41,9 +41,10 @@ def waiting(context: RunContext, cycle: StepCycle) -> Waiting:
 
 def _before_the_plan(context: RunContext, cycle: StepCycle) -> str:
     present = len(context.roster.offers())
-    missing = context.settings.min_peers - present
+    needed = 1 if context.committed else context.settings.min_peers
+    missing = needed - present
     if missing > 0:
-        what = f"waits for {_count(missing, 'more peer')} to join ({present} of {context.settings.min_peers} are here)"
+        what = f"waits for {_count(missing, 'more peer')} to join ({present} of {needed} are here)"
     elif cycle.trainable is None:
         what = "traces the model"
     elif context.reason:

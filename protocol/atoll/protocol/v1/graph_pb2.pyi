@@ -310,8 +310,18 @@ class OptimizerSettings(_message.Message):
     epsilon: float
     def __init__(self, name: _Optional[str] = ..., weight_decay: _Optional[float] = ..., momentum: _Optional[float] = ..., nesterov: bool = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ...) -> None: ...
 
+class Donor(_message.Message):
+    __slots__ = ("peer", "address", "names")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    address: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "forward_codec", "backward_codec", "link_seconds", "committed_step")
+    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "forward_codec", "backward_codec", "link_seconds", "committed_step", "donors")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +335,7 @@ class Assignment(_message.Message):
     BACKWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
     LINK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     graph: StageGraph
     neighbours: _containers.RepeatedCompositeFieldContainer[Neighbour]
@@ -338,7 +349,8 @@ class Assignment(_message.Message):
     backward_codec: str
     link_seconds: float
     committed_step: int
-    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ...) -> None: ...
+    donors: _containers.RepeatedCompositeFieldContainer[Donor]
+    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ...) -> None: ...
 
 class MeasurementRequest(_message.Message):
     __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")

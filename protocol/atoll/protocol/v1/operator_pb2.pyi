@@ -182,3 +182,15 @@ class ExportReply(_message.Message):
     path: str
     step: int
     def __init__(self, path: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class ReplanRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReplanReply(_message.Message):
+    __slots__ = ("moved", "reason")
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    moved: bool
+    reason: str
+    def __init__(self, moved: bool = ..., reason: _Optional[str] = ...) -> None: ...

@@ -54,6 +54,11 @@ class OperatorStub(object):
                 request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ExportRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ExportReply.FromString,
                 _registered_method=True)
+        self.Replan = channel.unary_unary(
+                '/atoll.protocol.v1.Operator/Replan',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer(object):
@@ -83,6 +88,12 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +116,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Export,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ExportRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ExportReply.SerializeToString,
+            ),
+            'Replan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replan,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +231,33 @@ class Operator(object):
             '/atoll.protocol.v1.Operator/Export',
             atoll_dot_protocol_dot_v1_dot_operator__pb2.ExportRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_operator__pb2.ExportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.Operator/Replan',
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanReply.FromString,
             options,
             channel_credentials,
             insecure,

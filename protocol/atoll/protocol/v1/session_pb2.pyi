@@ -71,12 +71,16 @@ class Probed(_message.Message):
     def __init__(self, number: _Optional[int] = ..., failure: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., upload_bytes_per_second: _Optional[float] = ..., download_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "resident_bytes")
+    __slots__ = ("generation", "resident_bytes", "fetched_bytes", "fetch_seconds")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resident_bytes: int
-    def __init__(self, generation: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
+    fetched_bytes: int
+    fetch_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., fetch_seconds: _Optional[float] = ...) -> None: ...
 
 class MicrobatchLoss(_message.Message):
     __slots__ = ("microbatch", "loss", "metrics")
@@ -192,20 +196,22 @@ class Voided(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("generation", "step", "phase", "waiting_for", "resident_bytes", "count")
+    __slots__ = ("generation", "step", "phase", "waiting_for", "resident_bytes", "count", "fetched_bytes")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     phase: str
     waiting_for: str
     resident_bytes: int
     count: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    fetched_bytes: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., count: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("generation", "step")
@@ -307,6 +313,22 @@ class Store(_message.Message):
     step: int
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
+class Lend(_message.Message):
+    __slots__ = ("generation", "committed_step", "borrowers")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    BORROWERS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    committed_step: int
+    borrowers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., committed_step: _Optional[int] = ..., borrowers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
 class Probe(_message.Message):
     __slots__ = ("number", "peer", "address", "limit_seconds", "latency_only")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -330,7 +352,7 @@ class End(_message.Message):
     def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe")
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +362,8 @@ class CoordinatorMessage(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    LEND_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     frame: _frames_pb2.Frame
@@ -349,7 +373,9 @@ class CoordinatorMessage(_message.Message):
     store: Store
     end: End
     probe: Probe
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    lend: Lend
+    release: Release
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
     __slots__ = ("peer", "generation", "names")

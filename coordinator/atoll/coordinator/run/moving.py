@@ -1,0 +1,116 @@
+"""The change of a plan in the middle of a run: whether to look for a better one, and what the change took. A part of the state
+machine; pure.
+
+A look is taken beside training (ConsiderMove) and its result used between two steps. A plan that cannot go on, because a peer
+is lost or out of memory, is left at once; then the machine plans as in the beginning. Either way the peers load what they lack
+from those that hold it, and training goes on at the step after the last committed one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from atoll.coordinator.events import MovedEvent
+from atoll.coordinator.run.context import RunContext
+from atoll.coordinator.run.events import MoveJudged, PeerReady, PeersCompared, PlanMade
+from atoll.coordinator.run.instructions import ConsiderMove
+from atoll.coordinator.run.restraint import Restraint
+from atoll.coordinator.run.states import RunState
+from atoll.protocol.ids import Generation, PeerId
+
+
+class Moving:
+    """``asked``: the operator wants a look to be taken."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._restraint = Restraint(context.settings.restraint)
+        self._plan_since = Generation(0)
+        self._looking: tuple[PeerId, ...] | None = None
+        self._why = ""
+        self._judged: MoveJudged | None = None
+        self._stopped: float | None = None
+        self._reason = ""
+        self._fetched_bytes = 0
+        self._fetch_seconds = 0.0
+        self.asked = False
+
+    def compared(self, event: PeersCompared) -> None:
+        """What the last step showed of the peers' speeds."""
+        self._restraint.compared(event.slowdowns)
+        self.consider()
+
+    def consider(self) -> None:
+        """Look for a better plan, if there is reason to."""
+        context = self._context
+        if context.state is not RunState.TRAINING or self._looking is not None or self._judged is not None:
+            return
+        offers = context.roster.offers()
+        present = tuple(offer.name for offer in offers)
+        reason = "the operator asked" if self.asked else self._restraint.reason(context.committed, context.now, present)
+        if reason is None or context.plan is None:
+            return
+        self.asked, self._why, self._looking = False, reason, present
+        steps_left = context.settings.steps - context.committed
+        context.emit(ConsiderMove(since=self._plan_since, plan=context.plan, peers=offers, steps_left=steps_left))
+
+    def judged(self, event: MoveJudged) -> None:
+        """A look has come to its end. One at a plan that is over meanwhile is nothing to us."""
+        if event.since != self._plan_since or self._looking is None:
+            return
+        if event.proposed is None:
+            self._restraint.planned(self._looking)
+            self._restraint.looked(self._context.committed)
+            self._looking = None
+        else:
+            self._judged = event
+
+    def take(self) -> PlanMade | None:
+        """Between two steps: the plan to change to, if there is one and its peers are still here."""
+        event, self._judged = self._judged, None
+        if event is None or event.proposed is None:
+            return None
+        present = all(self._context.roster.is_present(peer) for peer in event.proposed.plan.peers)
+        if not present:
+            self._looking = None
+            return None
+        self.interrupted(f"{self._why}: {event.reason}")
+        return event.proposed
+
+    def looked_at(self) -> tuple[PeerId, ...]:
+        """The peers in whose knowledge the plan was made that :meth:`take` gave."""
+        return self._looking or ()
+
+    def interrupted(self, reason: str) -> None:
+        """The plan is left because of ``reason``; training stands still from now on."""
+        if self._stopped is None:
+            self._stopped, self._reason = self._context.now, reason
+
+    def planned(self, peers: Iterable[PeerId]) -> None:
+        """A new plan is being loaded, made in the knowledge of ``peers``."""
+        self._plan_since = self._context.generation
+        self._looking = self._judged = None
+        self._restraint.planned(peers)
+        self._fetched_bytes, self._fetch_seconds = 0, 0.0
+
+    def ready(self, event: PeerReady) -> None:
+        """A peer has its stage."""
+        self._fetched_bytes += event.fetched_bytes
+        self._fetch_seconds = max(self._fetch_seconds, event.fetch_seconds)
+
+    def arrived(self) -> None:
+        """All peers have their stages."""
+        context, stopped, self._stopped = self._context, self._stopped, None
+        if stopped is None or context.committed == 0:
+            return
+        seconds = context.now - stopped
+        self._restraint.moved(context.committed, context.now, seconds)
+        context.announce(
+            MovedEvent(
+                generation=context.generation,
+                step=context.committed,
+                bytes=self._fetched_bytes,
+                seconds=seconds,
+                fetch_seconds=self._fetch_seconds,
+                reason=self._reason,
+            )
+        )

@@ -1,0 +1,64 @@
+"""When a run that goes well should look for a better plan, and when it should leave things as they are. Pure.
+
+Looking costs little and is done beside training; whether a move pays is the planner's to say. What keeps a plan from flapping
+stands here: a peer must be slow for several steps in a row, whoever joined is a reason once, and after a move, or a look that
+led to none, the run is left alone for some steps, and until the last move's cost is a small part of the time since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from atoll.protocol.ids import PeerId, StepNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestraintSettings:
+    """``slow_factor``: how many times longer than planned a peer must compute, for ``slow_steps`` in a row, to be a reason.
+    ``rest_steps`` lie at least between two looks, and ``rest_share`` is the most that moving may cost of the time."""
+
+    slow_factor: float = 1.5
+    slow_steps: int = 3
+    rest_steps: int = 10
+    rest_share: float = 0.05
+
+
+class Restraint:
+    """Told of each step, each look and each move."""
+
+    def __init__(self, settings: RestraintSettings) -> None:
+        self._settings = settings
+        self._slow: dict[PeerId, tuple[int, float]] = {}
+        self._considered: frozenset[PeerId] = frozenset()
+        self._rest_until_step = StepNumber(0)
+        self._rest_until = float("-inf")
+
+    def planned(self, peers: Iterable[PeerId]) -> None:
+        """A plan was made in the knowledge of these peers: each one's speed is compared with it from now on."""
+        self._considered = frozenset(peers)
+        self._slow.clear()
+
+    def moved(self, step: StepNumber, now: float, seconds: float) -> None:
+        """The plan was changed after ``step``, which took ``seconds``."""
+        self.looked(step)
+        self._rest_until = now + seconds / self._settings.rest_share
+
+    def looked(self, step: StepNumber) -> None:
+        """A better plan was looked for."""
+        self._rest_until_step = StepNumber(step + self._settings.rest_steps)
+
+    def compared(self, slowdowns: Mapping[PeerId, float]) -> None:
+        """After a step: how many times longer than planned each peer computed."""
+        slow = {peer: factor for peer, factor in slowdowns.items() if factor > self._settings.slow_factor}
+        self._slow = {peer: (self._slow.get(peer, (0, 0.0))[0] + 1, factor) for peer, factor in slow.items()}
+
+    def reason(self, step: StepNumber, now: float, present: Iterable[PeerId]) -> str | None:
+        """Why a better plan should be looked for after ``step``; None: it should not."""
+        if step < self._rest_until_step or now < self._rest_until:
+            return None
+        slow = [peer for peer, (steps, _) in self._slow.items() if steps >= self._settings.slow_steps]
+        if slow:
+            worst = max(slow, key=lambda peer: (self._slow[peer][1], peer))
+            return f"{worst} computes {self._slow[worst][1]:.1f} times longer than planned"
+        joined = sorted(frozenset(present) - self._considered)
+        return f"{', '.join(joined)} joined" if joined else None

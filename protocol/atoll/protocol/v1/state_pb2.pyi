@@ -1,0 +1,28 @@
+from atoll.protocol.v1 import frames_pb2 as _frames_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StateRequest(_message.Message):
+    __slots__ = ("peer", "generation", "step", "names")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    generation: int
+    step: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StatePart(_message.Message):
+    __slots__ = ("frame", "digest")
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    frame: _frames_pb2.Frame
+    digest: bytes
+    def __init__(self, frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
