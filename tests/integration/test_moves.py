@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from atoll.coordinator.events import EvaluationEvent, FinishedEvent, MovedEvent, PlanEvent, StepEvent
+from atoll.coordinator.events import EvaluationEvent, Event, FinishedEvent, MovedEvent, PlanEvent, StepEvent
 from atoll.protocol.job import Job
 from support.coordinated import Coordinated, coordinated
 from support.jobs import TOKENS, gpt_job, resnet_job
@@ -48,15 +48,19 @@ WALK = (
 )
 
 
+async def until_more(run: Coordinated, kind: type[Event], than: int) -> None:
+    """Wait until there were more events of that kind."""
+    await run.until(lambda: len(run.told(kind)) > than)
+
+
 async def train(job: Job, folder: Path, walk: tuple[Placement, ...], monkeypatch: pytest.MonkeyPatch) -> Coordinated:
     """Trains ``job`` on three peers, from one placement to the next, two committed steps and more on each."""
     ScriptedPlacements(monkeypatch, walk)
     async with coordinated(job, folder, peers=3) as run:
         for number in range(1, len(walk)):
-            seen = len(run.told(StepEvent))
-            await run.until(lambda seen=seen: len(run.told(StepEvent)) >= seen + 1)
+            await until_more(run, StepEvent, len(run.told(StepEvent)))
             assert (await run.coordinator.replan()).moved
-            await run.until(lambda number=number: len(run.told(MovedEvent)) == number)
+            await until_more(run, MovedEvent, number - 1)
         outcome = await run.ended()
     assert outcome.finished, outcome.reason
     return run
