@@ -150,9 +150,19 @@ async def local_swarm(
     job: Path, state: Path, *, peers: int, variables: Mapping[str, str] | None = None
 ) -> AsyncIterator[LocalSwarm]:
     """A swarm that trains ``job`` in as many stages as ``peers``; its standard error goes to ``swarm.log`` beside ``state``."""
+    words = (job, "--peers", str(peers), "--set", f"plan.stages={peers}")
+    async with started_swarm(*words, state=state, variables=variables) as swarm:
+        yield swarm
+
+
+@asynccontextmanager
+async def started_swarm(
+    *words: str | Path, state: Path, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[LocalSwarm]:
+    """`atoll swarm --json` with these words; its standard error goes to ``swarm.log`` beside ``state``."""
     with (state.parent / "swarm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *atoll("swarm", job, "--state", state, "--json", "--peers", str(peers), "--set", f"plan.stages={peers}"),
+            *atoll("swarm", *words, "--state", state, "--json"),
             env=environment(**(variables or {})),
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from support.swarm import local_swarm, write_job
+from support.swarm import local_swarm, run_command, started_swarm, write_job
 
 pytestmark = pytest.mark.system
 
+MEMORY = 300_000_000
+FLEET = f"""
+peers:
+  - {{name: attic, threads: 1, memory: {MEMORY}}}
+  - {{name: cellar, threads: 1, memory: {MEMORY}, rtt: 20ms}}
+"""
 FACTORY = """
 import os
 from pathlib import Path
@@ -58,6 +64,28 @@ async def test_four_peers_train_a_job_to_its_end(tmp_path: Path) -> None:
     assert [entry["step"] for entry in metrics if entry["event"] == "step"] == [1, 2, 3, 4]
     for words in ("weights.safetensors", "loss.svg", "metrics.jsonl", "tokens/s", "->", "a sample of what the model writes"):
         assert words in log
+
+
+async def test_a_swarm_has_the_peers_of_its_fleet_file(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(FLEET)
+    state = tmp_path / "state"
+    words = ("swarm", write_job(tmp_path, training={"steps": 2}), "--state", state, "--fleet", tmp_path / "fleet.yaml")
+    ended = await run_command(*words, "--json", "--set", "plan.stages=2")
+    assert ended.status == 0, ended.errors
+    assert "atoll: one machine does not imitate rtt of the fleet file" in ended.errors
+    events = [json.loads(line) for line in ended.output.splitlines()]
+    plan = next(event for event in events if event["event"] == "plan")
+    assert {name for stage in plan["stages"] for name in stage["peers"]} == {"attic", "cellar"}
+    assert all(stage["predicted_memory_bytes"] <= 0.9 * MEMORY for stage in plan["stages"])
+    assert {path.name for path in (state / "logs").iterdir()} == {"coordinator.log", "attic.log", "cellar.log"}
+
+
+async def test_a_fleet_with_too_little_memory_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("peers: [{name: attic, threads: 1, memory: 100kB}]")
+    words = (write_job(tmp_path), "--fleet", tmp_path / "fleet.yaml")
+    async with started_swarm(*words, state=tmp_path / "state") as swarm:
+        paused = await swarm.event("paused")
+    assert "attic can give 87.9 KiB (90% of what it offers)" in paused["reason"]
 
 
 async def test_a_peer_process_sees_neither_the_model_nor_its_library(tmp_path: Path) -> None:

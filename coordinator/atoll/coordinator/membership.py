@@ -8,17 +8,15 @@ leases only as much counts as lies between two looks of a coordinator in good he
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.channel import PROTOCOL_VERSION, Address, parse_address
 from atoll.protocol.errors import JobError
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import PEER_NAME, PeerId
 
 LEASE_SECONDS = 10.0
 LOOKS_PER_LEASE = 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +127,7 @@ def _wrong_version(introduction: Introduction, version: str) -> Refusal | None:
 
 
 def _wrong_name(introduction: Introduction) -> Refusal | None:
-    if _NAME.fullmatch(introduction.name):
+    if PEER_NAME.fullmatch(introduction.name):
         return None
     shown = introduction.name[:80]
     return Refusal(reason=f"{shown!r} is not a name; give --name up to 64 letters, digits, dots, hyphens and underscores")

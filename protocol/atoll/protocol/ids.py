@@ -1,5 +1,6 @@
 """The names of things, as types: a stage index cannot be passed where a generation is meant."""
 
+import re
 from typing import NewType
 
 PeerId = NewType("PeerId", str)
@@ -8,3 +9,6 @@ Generation = NewType("Generation", int)
 StepNumber = NewType("StepNumber", int)
 MicrobatchIndex = NewType("MicrobatchIndex", int)
 NodeIndex = NewType("NodeIndex", int)
+
+PEER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a peer may be called: it becomes the name of a file, and a word in sentences."""

@@ -12,17 +12,21 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
+from atoll.coordinator.cli.local_fleet import LocalPeer, equal_peers, not_imitated, peers_of, trust_of
 from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
 from atoll.coordinator.cli.processes import Child, end_all
 from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import new_state, read_address
 from atoll.coordinator.run_files import CACHE, LOGS
 from atoll.protocol.errors import RunFailed
+
+if TYPE_CHECKING:
+    from atoll.protocol.job import Job
 
 LISTEN_SECONDS = 60.0
 """From the coordinator's start until it listens; importing torch is most of it, on a cold disk."""
@@ -31,6 +35,9 @@ PATIENCE_SECONDS = 6.0
 AFTERMATH_SECONDS = 15.0
 """How long the coordinator may take to end after a peer that ended because the run did."""
 POLL_SECONDS = 0.05
+DEFAULT_PEERS = 4
+MOST_PEERS = 64
+"""More processes than that are no swarm but a load test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,7 @@ class SwarmSettings:
     """What to start."""
 
     job: Path
-    peers: int
+    peers: tuple[LocalPeer, ...]
     state: Path
     overrides: tuple[str, ...] = ()
     json: bool = False
@@ -46,7 +53,11 @@ class SwarmSettings:
 
 def command(
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="Job file. Default: a small GPT on text.")] = None,
-    peers: Annotated[int, typer.Option(min=1, max=64, help="Number of peers.")] = 4,
+    peers: Annotated[int | None, typer.Option(min=1, max=MOST_PEERS, help="Number of peers. Default: 4.")] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Start the peers of this fleet file, with its names, threads and memory."),
+    ] = None,
     state: NewState = None,
     overrides: JobOverrides = None,
     as_json: EventsAsJson = False,
@@ -54,14 +65,42 @@ def command(
     """Trains a job on this machine: a coordinator and several peers, each a process."""
     from atoll.protocol.job import load_job
 
+    if peers is not None and fleet is not None:
+        raise UsageError("give the peers with either --peers or --fleet")
     path = job or default_job()
     loaded = load_job(path, overrides or ())
-    if loaded.plan.stages != "auto" and loaded.plan.stages > peers:
-        raise UsageError(f"plan.stages is {loaded.plan.stages}, and each stage needs a peer: start more with --peers")
+    started, changes = _from_fleet(fleet, loaded) if fleet is not None else (equal_peers(peers or DEFAULT_PEERS, _cores()), ())
+    if loaded.plan.stages != "auto" and loaded.plan.stages > len(started):
+        more = "add peers to the fleet file" if fleet is not None else "start more with --peers"
+        raise UsageError(f"plan.stages is {loaded.plan.stages}, and each stage needs a peer: {more}")
     settings = SwarmSettings(
-        job=path, peers=peers, state=state or new_state(loaded.name), overrides=tuple(overrides or ()), json=as_json
+        job=path,
+        peers=started,
+        state=state or new_state(loaded.name),
+        overrides=(*(overrides or ()), *changes),
+        json=as_json,
     )
     raise typer.Exit(asyncio.run(Swarm(settings).run()))
+
+
+def _from_fleet(path: Path, job: Job) -> tuple[tuple[LocalPeer, ...], tuple[str, ...]]:
+    """The peers of a fleet file and what they change of the job; says what one machine cannot imitate."""
+    from atoll.coordinator.planning.fleet import load_fleet
+
+    fleet = load_fleet(path)
+    if len(fleet.peers) > MOST_PEERS:
+        raise UsageError(
+            f"{path} has {len(fleet.peers)} peers, and one machine starts {MOST_PEERS} at most: use a smaller fleet"
+        )
+    changes = trust_of(fleet, job)
+    sentence = not_imitated(fleet, _cores())
+    if sentence:
+        print(f"atoll: {sentence}", file=sys.stderr)
+    return peers_of(fleet, _cores()), changes
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 def default_job() -> Path:
@@ -112,7 +151,7 @@ class Swarm:
         settings = self._settings
         (settings.state / LOGS).mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "atoll.coordinator", "run", str(settings.job), "--listen", "127.0.0.1:0"]
-        words += ["--state", str(settings.state), "--min-peers", str(settings.peers), "--held"]
+        words += ["--state", str(settings.state), "--min-peers", str(len(settings.peers)), "--held"]
         words += [word for override in settings.overrides for word in ("--set", override)]
         words += ["--json"] if settings.json else []
         child = await Child.start("the coordinator", words, hold=True)
@@ -133,14 +172,12 @@ class Swarm:
         return None
 
     async def _start_peers(self, address: str) -> None:
-        threads = max(1, (os.cpu_count() or 1) // self._settings.peers)
-        for number in range(1, self._settings.peers + 1):
+        for peer in self._settings.peers:
             if self._interrupted.is_set():
                 return
-            name = f"peer-{number}"
-            words = [sys.executable, "-m", "atoll.peer", "join", address, "--name", name, "--threads", str(threads)]
+            words = [sys.executable, "-m", "atoll.peer", "join", address, *peer.words]
             words += ["--cache", str(self._settings.state / CACHE)]
-            self._children.append(await Child.start(name, words, log=self._settings.state / LOGS / f"{name}.log"))
+            self._children.append(await Child.start(peer.name, words, log=self._settings.state / LOGS / f"{peer.name}.log"))
 
     async def _watch(self, coordinator: Child) -> None:
         """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a peer is lost before the first step."""

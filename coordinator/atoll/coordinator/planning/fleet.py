@@ -24,7 +24,7 @@ from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLin
 from atoll.coordinator.planning.quantities import parse_bytes, parse_flops, parse_rate, parse_seconds
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.errors import JobError
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import PEER_NAME, PeerId
 from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
 from atoll.protocol.job_fields import Section
 from atoll.protocol.job_text import parse_mapping
@@ -60,7 +60,7 @@ Duration: TypeAlias = Annotated[float, BeforeValidator(_quantity(parse_seconds, 
 class FleetPeer(Section):
     """One peer. Either ``threads`` or ``flops``; rates in bytes a second, ``rtt`` in seconds."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, examples=["attic"])]
+    name: Annotated[str, Field(examples=["attic"])]
     threads: Annotated[int, Field(ge=1, examples=[4])] | None = None
     """Threads of its processor that it computes with."""
     flops: Speed | None = None
@@ -77,6 +77,13 @@ class FleetPeer(Section):
     """The computer it runs on, where several peers share one."""
     cores: Annotated[int, Field(ge=1, examples=[8])] | None = None
     """Processor cores of that computer."""
+
+    @field_validator("name")
+    @classmethod
+    def _as_a_peer_may_join(cls, value: str) -> str:
+        if not PEER_NAME.fullmatch(value):
+            raise WrongValue("", f"{show(value)} is not a name; use up to 64 letters, digits, dots, hyphens and underscores")
+        return value
 
     @model_validator(mode="after")
     def _one_speed(self) -> Self:

@@ -77,6 +77,7 @@ def test_a_mistake_in_a_machine_is_one_sentence(changes: tuple[dict[str, Any], .
     ("change", "sentence"),
     [
         ({"name": "lab"}, "peers: two peers are named 'lab'; give one of them another name"),
+        ({"name": "the attic"}, "'the attic' is not a name; use up to 64 letters, digits, dots, hyphens and underscores"),
         ({"memory": "8 apples"}, "'8 apples' is not an amount of memory; write for example 8GiB or 500MB"),
         ({"memory": True}, "true is not an amount of memory"),
         ({"upload": "20MB/s"}, "'20MB/s' is not a rate; write for example 20Mbps, bits a second and not bytes"),
@@ -134,6 +135,13 @@ def test_a_file_that_is_no_fleet(tmp_path: Path, text: str, sentence: str) -> No
     with pytest.raises(JobError) as raised:
         load_fleet(written(tmp_path, text))
     assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["home", "lab", "spot"])
+def test_the_examples_are_valid(name: str) -> None:
+    fleet = load_fleet(Path(__file__).parents[4] / "examples" / "fleets" / f"{name}.yaml")
+    assert len(fleet.peers) >= 2
+    assert np.isfinite(fleet_network(fleet).rate).any()
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
