@@ -1,4 +1,4 @@
-"""Small problems as a whole: every choice and order of peers with every cut, the most promising first.
+"""Small problems as a whole: every choice and order of peers with every cut.
 
 Bounded in bulk, so that hundreds of thousands of layouts take a fraction of a second; only those whose bound is small are
 ever simulated. Stages recompute only where memory demands it; the search tries other choices afterwards.
@@ -6,6 +6,8 @@ ever simulated. Stages recompute only where memory demands it; the search tries 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations, permutations
 from math import comb, perm
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.cuts import Indices, Layout
+from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.prediction import Predictor
 
 MOST_LAYOUTS = 250_000
@@ -27,28 +30,69 @@ def num_layouts(num_peers: int, num_segments: int, num_stages: int | None) -> in
 
 
 def promising_layouts(predictor: Predictor, bounds: LowerBounds, num_stages: int | None, most: int) -> list[Layout]:
-    """The ``most`` layouts with the smallest bounds, the smallest first."""
-    num_peers, num_segments = len(predictor.peers), predictor.segments.num_segments
+    """At most ``most`` layouts: the one with the smallest bound for each way to cut, then those with the smallest bounds of all.
+
+    Where peers are much alike, the smallest bounds are those of one way to cut with the peers in every order.
+    """
+    found: list[_Bounded] = []
+    heads: dict[tuple[int, ...], _Bounded] = {}
+    for count in _counts(len(predictor.peers), predictor.segments.num_segments, num_stages):
+        for block in _blocks(predictor, bounds, count):
+            found = sorted([*found, *block.smallest(most)])[:most]
+            for head in block.heads():
+                cuts = head[1].bounds
+                heads[cuts] = min(head, heads.get(cuts, head))
+    chosen = [layout for _, layout in (*sorted(heads.values()), *found)]
+    return list(dict.fromkeys(chosen))[:most]
+
+
+_Bounded = tuple[float, Layout]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Some orders of the peers with every way to cut: a row of each matrix for an order and a way, ways changing first."""
+
+    peers: Indices
+    ends: Indices
+    recompute: Indices
+    least: Matrix
+    num_ways: int
+
+    def smallest(self, most: int) -> list[_Bounded]:
+        """The rows with the smallest bounds."""
+        return self._layouts(np.argsort(self.least, kind="stable")[:most])
+
+    def heads(self) -> list[_Bounded]:
+        """For each way to cut the row with the smallest bound."""
+        best = self.least.reshape(-1, self.num_ways).argmin(axis=0)
+        return self._layouts(best * self.num_ways + np.arange(self.num_ways))
+
+    def _layouts(self, rows: Indices) -> list[_Bounded]:
+        return [
+            (float(self.least[row]), _layout(self.peers[row], self.ends[row], self.recompute[row]))
+            for row in rows
+            if np.isfinite(self.least[row])
+        ]
+
+
+def _blocks(predictor: Predictor, bounds: LowerBounds, count: int) -> Iterator[_Block]:
+    """All layouts of ``count`` stages, in parts of bounded size."""
+    num_segments = predictor.segments.num_segments
     plain = (predictor.table.held[0] >= 1.0) & np.isfinite(predictor.table.compute[0])
-    found: list[tuple[float, Layout]] = []
-    for count in _counts(num_peers, num_segments, num_stages):
-        orders = np.array(list(permutations(range(num_peers), count)), dtype=np.intp)
-        inner = np.array(list(combinations(range(1, num_segments), count - 1)), dtype=np.intp).reshape(
-            comb(num_segments - 1, count - 1), count - 1
-        )
-        cuts = np.pad(inner, ((0, 0), (1, 1)))
-        cuts[:, -1] = num_segments
-        per_block = max(1, _BLOCK // len(cuts))
-        for start in range(0, len(orders), per_block):
-            block = orders[start : start + per_block]
-            peers, ends = np.repeat(block, len(cuts), axis=0), np.tile(cuts, (len(block), 1))
-            recompute = (~plain[peers, ends[:, :-1], ends[:, 1:]]).astype(np.intp)
-            least = bounds.least_seconds(peers, ends, recompute)
-            for row in np.argsort(least, kind="stable")[:most]:
-                if np.isfinite(least[row]):
-                    found.append((float(least[row]), _layout(peers[row], ends[row], recompute[row])))
-        found = sorted(found)[:most]
-    return [layout for _, layout in found]
+    orders = np.array(list(permutations(range(len(predictor.peers)), count)), dtype=np.intp)
+    inner = np.array(list(combinations(range(1, num_segments), count - 1)), dtype=np.intp).reshape(
+        comb(num_segments - 1, count - 1), count - 1
+    )
+    cuts = np.pad(inner, ((0, 0), (1, 1)))
+    cuts[:, -1] = num_segments
+    per_block = max(1, _BLOCK // len(cuts))
+    for start in range(0, len(orders), per_block):
+        block = orders[start : start + per_block]
+        peers, ends = np.repeat(block, len(cuts), axis=0), np.tile(cuts, (len(block), 1))
+        recompute = (~plain[peers, ends[:, :-1], ends[:, 1:]]).astype(np.intp)
+        least = bounds.least_seconds(peers, ends, recompute)
+        yield _Block(peers=peers, ends=ends, recompute=recompute, least=least, num_ways=len(cuts))
 
 
 def _counts(num_peers: int, num_segments: int, num_stages: int | None) -> range:
