@@ -15,7 +15,7 @@ import numpy as np
 
 from atoll.coordinator.planning.cuts import Indices, Layout
 from atoll.coordinator.planning.network import Matrix
-from atoll.coordinator.planning.prediction import NORM_BYTES_PER_SECOND, Predictor
+from atoll.coordinator.planning.prediction import Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +42,6 @@ class LowerBounds:
         onward, homeward = predictor.constraints.strongest_ratios
         self._forward_bytes = onward * np.asarray(predictor.segments.forward_bytes)
         self._backward_bytes = homeward * np.asarray(predictor.segments.backward_bytes)
-        self._parameter_bytes = np.asarray(predictor.segments.parameter_bytes)
         self._known: dict[Layout, float] = {}
 
     def of(self, layouts: Iterable[Layout]) -> list[tuple[float, Layout]]:
@@ -101,8 +100,7 @@ class LowerBounds:
         accumulate = between(seconds.accumulate)
         answer[:, 0] += accumulate[:, 0]
         accumulate[:, 0] = 0.0
-        finish = (self._parameter_bytes[end] - self._parameter_bytes[first]) / NORM_BYTES_PER_SECOND
-        update, coordinator = between(seconds.update), self._coordinator[peers]
+        finish, update, coordinator = between(seconds.finish), between(seconds.update), self._coordinator[peers]
         return _Works(
             forward=forward,
             answer=answer,

@@ -20,6 +20,11 @@ ACCUMULATE_SHARE = 0.5
 """The part of a backward pass that makes the gradients of the weights, where nothing was measured: half, as for a matrix
 product."""
 
+NORM_BYTES_PER_SECOND = 4e9
+"""Bytes of gradients whose norms a processor works out in a second; as memory-bound as the optimizer, with less to do."""
+MOST_NORMS = 0.5
+"""The part of a measured update that its norms can be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
@@ -91,13 +96,15 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeerSeconds:
-    """Sums over the segments before each position, ``[peer, position]``: a microbatch's, but for ``update``, once a step.
-    ``backward`` is until the gradients of what is received are there, ``accumulate`` those of the weights after that."""
+    """Sums over the segments before each position, ``[peer, position]``, for a microbatch; ``update`` and ``finish`` are once a
+    step. ``backward`` is until the gradients of what is received are there, ``accumulate`` those of the weights after that;
+    ``finish`` is for the norms of the gradients, before a step is committed, ``update`` what follows."""
 
     forward: Matrix
     backward: Matrix
     accumulate: Matrix
     update: Matrix
+    finish: Matrix
 
     @property
     def all_works(self) -> Matrix:
@@ -116,17 +123,21 @@ class MemoryTable:
 def peer_seconds(segments: Segments, peers: tuple[PeerOffer, ...]) -> PeerSeconds:
     """Computing time of each peer, measured or from its speed."""
     estimates = [np.asarray(values) for values in (segments.forward_flops, segments.backward_flops, segments.parameter_bytes)]
+    norms = estimates[2] / NORM_BYTES_PER_SECOND
     rows = []
     for peer in peers:
         known = peer.measured
         if known is not None:
-            rows.append([np.asarray(each) for each in (known.forward, known.backward, known.accumulate, known.update)])
+            # What is measured once a step is finishing and updating together.
+            once = np.asarray(known.update)
+            finish = np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(norms), MOST_NORMS * np.diff(once)))])
+            rows.append([*map(np.asarray, (known.forward, known.backward, known.accumulate)), once - finish, finish])
         else:
             forward, backward = (flops / max(peer.flops_per_second, 1.0) for flops in estimates[:2])
             update = estimates[2] / peer.parameter_bytes_per_second
-            rows.append([forward, (1.0 - ACCUMULATE_SHARE) * backward, ACCUMULATE_SHARE * backward, update])
-    forward, backward, accumulate, update = (np.stack(column).astype(np.float64) for column in zip(*rows, strict=True))
-    return PeerSeconds(forward=forward, backward=backward, accumulate=accumulate, update=update)
+            rows.append([forward, (1.0 - ACCUMULATE_SHARE) * backward, ACCUMULATE_SHARE * backward, update, norms])
+    forward, backward, accumulate, update, finish = (np.stack(each).astype(np.float64) for each in zip(*rows, strict=True))
+    return PeerSeconds(forward=forward, backward=backward, accumulate=accumulate, update=update, finish=finish)
 
 
 def memory_table(segments: Segments) -> MemoryTable:

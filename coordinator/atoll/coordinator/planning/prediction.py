@@ -12,9 +12,6 @@ from atoll.coordinator.planning.pipeline import Exchange, Link, Pipeline, StageT
 from atoll.coordinator.planning.segments import CodecCost, PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
 
-NORM_BYTES_PER_SECOND = 4e9
-"""Bytes of gradients whose norms a processor works out in a second; as memory-bound as the optimizer, with less to do."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCodecs:
@@ -131,7 +128,6 @@ class Predictor:
         forward = _between(seconds.forward, peer, first, end) + offer.overhead_seconds
         backward = _between(seconds.backward, peer, first, end) + offer.overhead_seconds
         accumulate = _between(seconds.accumulate, peer, first, end)
-        parameters = self.segments.parameter_bytes[end] - self.segments.parameter_bytes[first]
         # The first stage has nobody to send a gradient to and makes all its gradients at once.
         at_once = first == 0
         return StageTimes(
@@ -140,7 +136,7 @@ class Predictor:
             accumulate_seconds=0.0 if at_once else accumulate,
             recompute_seconds=forward if anew else 0.0,
             update_seconds=_between(seconds.update, peer, first, end),
-            finish_seconds=parameters / NORM_BYTES_PER_SECOND,
+            finish_seconds=_between(seconds.finish, peer, first, end),
             coordinator_seconds=offer.coordinator_round_trip_seconds / 2.0,
             in_flight=in_flight,
             upload_bytes_per_second=float(self.network.upload[peer]),

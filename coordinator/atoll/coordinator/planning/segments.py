@@ -77,7 +77,7 @@ class MeasuredSeconds:
     """What a peer measured: sums over all segments before each position, in seconds.
 
     ``backward`` is until the gradients of what a segment received are there, ``accumulate`` the gradients of its weights
-    after that; ``update`` is the optimizer's, once a step."""
+    after that; ``update`` is once a step, the norms of the gradients and the optimizer."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
