@@ -30,7 +30,7 @@ def num_layouts(num_peers: int, num_segments: int, num_stages: int | None) -> in
 
 
 def promising_layouts(predictor: Predictor, bounds: LowerBounds, num_stages: int | None, most: int) -> list[Layout]:
-    """At most ``most`` layouts: for each way to cut the one with the smallest bound, then those with the smallest bounds of all.
+    """At most ``most`` layouts: for each way to cut the one with the smallest bound, then the smallest bounds of all others.
 
     Where peers are much alike, the smallest bounds are those of one way to cut with the peers in every order.
     """
