@@ -34,8 +34,11 @@ from atoll.protocol.measurement import (
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
 
-LIMIT_SECONDS = 1.0
-"""What a peer may take for one kind; several times what most take."""
+TOTAL_SECONDS = 4.0
+"""About what a peer may take for all kinds together, unless it is so slow that measuring each once takes longer."""
+MOST_SECONDS = 1.0
+LEAST_SECONDS = 0.1
+"""Bounds of what it may take for one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class Combined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentMeasuring:
-    """The same for all peers. ``limit_seconds`` is about what a peer takes for one kind at most."""
+    """The same for all peers. ``limit_seconds`` is about what a peer takes for one kind."""
 
     kinds: SegmentKinds
     limit_seconds: float
@@ -72,7 +75,7 @@ class SegmentMeasuring:
         return Combined(seconds=combine(self.kinds, answers))
 
 
-def prepare_measuring(model: TracedModel, feed: Feed, *, limit_seconds: float = LIMIT_SECONDS) -> SegmentMeasuring:
+def prepare_measuring(model: TracedModel, feed: Feed, *, total_seconds: float = TOTAL_SECONDS) -> SegmentMeasuring:
     """What ``model``'s peers are to measure, with the first microbatch of ``feed``. Takes a second for a large model.
 
     Raises RunFailed when the data does not suit the model.
@@ -84,6 +87,7 @@ def prepare_measuring(model: TracedModel, feed: Feed, *, limit_seconds: float = 
         raise RunFailed(f"the data does not suit the traced model: {error}") from error
     settings = kind_settings(model.job)
     kinds = segment_kinds(model.rehearsal, model.segments.positions, settings, bindings)
+    limit_seconds = min(MOST_SECONDS, max(LEAST_SECONDS, total_seconds / len(kinds.kinds)))
     values = model.first_values.value
     encoded = tuple(encode_measurement(kind, settings, inputs, bindings, values, limit_seconds) for kind in kinds.kinds)
     return SegmentMeasuring(kinds=kinds, limit_seconds=limit_seconds, encoded=encoded)

@@ -26,7 +26,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[TracedModel, Seg
     job = tiny_job(folder)
     feed = open_feed(job, folder / "cache")
     model = trace_model(job, feed)
-    return model, prepare_measuring(model, feed, limit_seconds=0.5)
+    return model, prepare_measuring(model, feed, total_seconds=1.0)
 
 
 def answers(measuring: SegmentMeasuring) -> dict[str, Measured]:
@@ -51,11 +51,20 @@ def test_each_kind_is_a_message_with_what_it_needs(prepared: tuple[TracedModel, 
         request = request_from_bytes(bytes(tensor_to_bytes(message.tensor(REQUEST_TENSOR))))
         assert request.kind == kind.fingerprint
         assert request.graph == kind.graph
-        assert (request.precision, request.clips, request.limit_seconds) == ("fp32", True, 0.5)
+        assert (request.precision, request.clips, request.limit_seconds) == ("fp32", True, measuring.limit_seconds)
         assert {name for name, _ in message.tensors} == {REQUEST_TENSOR, *(INPUT_PREFIX + name for name in kind.inputs)}
         for name, spec in kind.graph.inputs:
             sizes = {symbol: int(message.numbers[f"size:{symbol}"]) for symbol, _ in kind.graph.example}
             assert tuple(message.tensor(INPUT_PREFIX + name).shape) == spec.sizes(sizes)
+
+
+@pytest.mark.parametrize(("total_seconds", "each"), [(1000.0, 1.0), (2.0, 0.4), (0.01, 0.1)])
+def test_all_kinds_share_the_time(tmp_path: Path, total_seconds: float, each: float) -> None:
+    job = tiny_job(tmp_path)
+    feed = open_feed(job, tmp_path / "cache")
+    measuring = prepare_measuring(trace_model(job, feed), feed, total_seconds=total_seconds)
+    assert len(measuring.kinds.kinds) == 5
+    assert measuring.limit_seconds == each
 
 
 def test_answers_become_sums_over_the_segments(prepared: tuple[TracedModel, SegmentMeasuring]) -> None:
