@@ -15,6 +15,7 @@ from atoll.protocol.channel import open_channel, start_server
 from atoll.protocol.errors import LinkError
 from atoll.protocol.ids import Generation, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageHeader
+from atoll.protocol.pacing import Pacer
 from atoll.protocol.v1 import frames_pb2, frames_pb2_grpc
 
 CREDIT = {Kind.ACTIVATION: 2, Kind.GRADIENT: 2}
@@ -36,6 +37,7 @@ class Peer:
     """One peer's links, what arrived and what went wrong."""
 
     name: PeerId
+    pacers: tuple[Pacer, ...] = ()
     links: Links = field(init=False)
     server: grpc.aio.Server = field(init=False)
     address: str = ""
@@ -47,6 +49,7 @@ class Peer:
             self.name,
             on_message=lambda peer, message: self.arrived.put_nowait((peer, message)),
             on_fault=self.faults.put_nowait,
+            pacers=self.pacers,
         )
         self.server, self.address = await start_server([self.links.register], "127.0.0.1:0")
 
@@ -79,17 +82,25 @@ class Peer:
         )
 
 
-def neighbour(peer: Peer, *, dial: bool, stage: int = 0, address: str = "") -> Neighbour:
-    return Neighbour(stage=StageIndex(stage), peer=peer.name, address=address or peer.address, dial=dial)
+def neighbour(
+    peer: Peer, *, dial: bool, stage: int = 0, address: str = "", max_bytes_per_second: float | None = None
+) -> Neighbour:
+    return Neighbour(
+        stage=StageIndex(stage),
+        peer=peer.name,
+        address=address or peer.address,
+        dial=dial,
+        max_bytes_per_second=max_bytes_per_second,
+    )
 
 
 @asynccontextmanager
-async def peers(*names: str) -> AsyncIterator[list[Peer]]:
-    """Peers that listen, not linked yet."""
+async def peers(*names: str, pacers: tuple[Pacer, ...] = ()) -> AsyncIterator[list[Peer]]:
+    """Peers that listen, not linked yet; ``pacers`` bound what the first of them sends."""
     async with AsyncExitStack() as stack:
-        started = []
+        started: list[Peer] = []
         for name in names:
-            peer = Peer(PeerId(name))
+            peer = Peer(PeerId(name), () if started else pacers)
             await peer.start()
             stack.push_async_callback(peer.stop)
             started.append(peer)

@@ -37,13 +37,14 @@ def make_assignment(
     addresses: Mapping[PeerId, str],
     first_values: FirstValues,
     state: StateSources,
+    download_shares: Mapping[PeerId, float] | None = None,
 ) -> Assignment:
-    """What the peer of ``graph``'s stage is told."""
+    """What the peer of ``graph``'s stage is told. Of ``download_shares`` see :func:`share_downloads`."""
     stage = plan.stages[graph.stage]
     return Assignment(
         generation=generation,
         graph=graph,
-        neighbours=_neighbours(graph, plan.stages, addresses),
+        neighbours=_neighbours(graph, plan.stages, addresses, download_shares or {}),
         run_seed=job.training.seed,
         in_flight=stage.in_flight,
         recompute=stage.recompute,
@@ -74,15 +75,41 @@ def encode_assignment(assignment: Assignment) -> EncodedMessage:
     return encode_message(Message(key=key, tensors=((TENSOR, data),)))
 
 
-def _neighbours(graph: StageGraph, stages: Sequence[StagePlan], addresses: Mapping[PeerId, str]) -> tuple[Neighbour, ...]:
-    """The stages that this one exchanges tensors with; of two the earlier one dials."""
+def share_downloads(
+    graphs: Sequence[StageGraph], peers: Sequence[PeerId], caps: Mapping[PeerId, float | None]
+) -> Mapping[PeerId, float]:
+    """What each neighbour of a peer may send to it, in bytes a second, where its owner has capped what it receives: even
+    shares, so that the cap holds when all of them send at once. ``peers`` hold the stages of ``graphs``."""
+    shares = {}
+    for peer, graph in zip(peers, graphs, strict=True):
+        cap, senders = caps.get(peer), len(_met(graph))
+        if cap is not None and senders:
+            shares[peer] = cap / senders
+    return shares
+
+
+def _neighbours(
+    graph: StageGraph, stages: Sequence[StagePlan], addresses: Mapping[PeerId, str], download_shares: Mapping[PeerId, float]
+) -> tuple[Neighbour, ...]:
+    """Of two neighbours the one of the earlier stage dials."""
+    return tuple(
+        Neighbour(
+            stage=other,
+            peer=stages[other].peer,
+            address=addresses[stages[other].peer],
+            dial=graph.stage < other,
+            max_bytes_per_second=download_shares.get(stages[other].peer),
+        )
+        for other in sorted(_met(graph))
+    )
+
+
+def _met(graph: StageGraph) -> set[StageIndex]:
+    """The stages that this one exchanges tensors with."""
     met: set[StageIndex] = {boundary.source for boundary in graph.receives} | {boundary.target for boundary in graph.sends}
     for shared in graph.shared:
         met.update(shared.stages)
-    return tuple(
-        Neighbour(stage=other, peer=stages[other].peer, address=addresses[stages[other].peer], dial=graph.stage < other)
-        for other in sorted(met - {graph.stage})
-    )
+    return met - {graph.stage}
 
 
 def optimizer_settings(job: Job) -> OptimizerSettings:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.assigning import StateSources, encode_assignment, make_assignment
+from atoll.coordinator.assigning import StateSources, encode_assignment, make_assignment, share_downloads
 from atoll.coordinator.batches import BatchSender, routes
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import Event, FailedEvent, FinishedEvent, PredictionEvent, StageSummary, StepEvent
@@ -201,8 +201,12 @@ class Conductor:
         needed = {*plan.peers, *(donor for given in state.donations.values() for donor in given)}
         if not needed <= addresses.keys():
             return  # one of them is gone; the machine is about to hear of it
+        caps = {name: member.introduction.max_download_bytes_per_second for name, member in members.items()}
+        shares = share_downloads(graphs, plan.peers, caps)
         for peer, graph in zip(plan.peers, graphs, strict=True):
-            assignment = make_assignment(model.job, instruction.generation, plan, graph, addresses, model.first_values, state)
+            assignment = make_assignment(
+                model.job, instruction.generation, plan, graph, addresses, model.first_values, state, shares
+            )
             to_fetch[peer] = assignment.fetch
             encoded = await self._offload.run(encode_assignment, assignment)
             self._spawn(self._send(peer, encoded))

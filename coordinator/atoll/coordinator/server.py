@@ -25,6 +25,7 @@ from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import build_network
+from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.events import (
     ExportAsked,
@@ -50,6 +51,8 @@ from atoll.coordinator.status import status_reply
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import AtollError, JobError, RunFailed
 from atoll.protocol.job import Job
+from atoll.protocol.probe_server import ProbesServicer
+from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import operator_pb2, operator_pb2_grpc, session_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -231,7 +234,9 @@ class Coordinator:
         )
         register_sessions = session_pb2_grpc.add_CoordinatorServicer_to_server
         register_operator = operator_pb2_grpc.add_OperatorServicer_to_server
+        probes = ProbesServicer(COORDINATOR, most_at_once=LATENCIES_AT_ONCE)
         servicers = (
+            probes.register,
             partial(register_sessions, CoordinatorServicer(self._sessions, self._state)),
             partial(register_operator, OperatorServicer(self)),
         )

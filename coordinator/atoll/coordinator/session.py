@@ -14,6 +14,7 @@ from atoll.protocol.framing import MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, MessageHeader
 from atoll.protocol.outbox import Outbox
+from atoll.protocol.pacing import paced_chunk_bytes, pacers_with
 from atoll.protocol.pump import STREAM_ERRORS, describe
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import frames_pb2, session_pb2
@@ -34,8 +35,13 @@ class PeerSession:
     def __init__(self, member: Member, on_message: Callable[[PeerSession, session_pb2.PeerMessage], None]) -> None:
         self.member = member
         self._on_message = on_message
+        pacers = pacers_with((), member.introduction.max_download_bytes_per_second)
         self._outbox: Outbox[session_pb2.CoordinatorMessage] = Outbox(
-            own=COORDINATOR, other=member.name, stream=MessageStream(_refuse_everything), wrap=_wrap
+            own=COORDINATOR,
+            other=member.name,
+            stream=MessageStream(_refuse_everything, chunk_bytes=paced_chunk_bytes(pacers)),
+            wrap=_wrap,
+            pacers=pacers,
         )
         self._flying: deque[tuple[asyncio.Future[None], int]] = deque()
         self._closing = asyncio.Event()

@@ -32,14 +32,20 @@ _PAUSE_SECONDS = 0.5  # before a donor that is not ready, or was not reached, is
 _RETRY_CODES = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
 
 
-async def borrow_state(own: PeerId, assignment: Assignment, on_bytes: OnBytes) -> dict[str, Tensor]:
-    """The state of all names that have a donor, by the names of ``atoll.protocol.state``.
+async def borrow_state(
+    own: PeerId, assignment: Assignment, on_bytes: OnBytes, max_download: float | None = None
+) -> dict[str, Tensor]:
+    """The state of all names that have a donor, by the names of ``atoll.protocol.state``. All donors together are asked to send
+    no more than ``max_download`` bytes a second.
 
     ``on_bytes`` hears of each message's size as it arrives. Raises LinkError, which names the donor, when one is gone, silent,
     refuses, or sends what is damaged or not declared.
     """
     judge = state_judge(assignment.graph, assignment.optimizer.name)
-    borrowers = [_Borrower(own, assignment.generation, assignment.committed_step, donor, judge) for donor in assignment.donors]
+    share = None if max_download is None else max_download / max(1, len(assignment.donors))
+    borrowers = [
+        _Borrower(own, assignment.generation, assignment.committed_step, donor, judge, share) for donor in assignment.donors
+    ]
     tasks = [asyncio.create_task(borrower.run(on_bytes)) for borrower in borrowers]
     try:
         found = await asyncio.gather(*tasks)
@@ -60,8 +66,10 @@ class _Borrower:
         step: StepNumber,
         donor: Donor,
         judge: Callable[[MessageHeader], str | None],
+        max_download: float | None,
     ) -> None:
         self._own = own
+        self._max_download = max_download
         self._generation = generation
         self._step = step
         self._donor = donor
@@ -76,7 +84,13 @@ class _Borrower:
                 missing = [name for name in self._donor.names if name not in self._found]
                 if not missing:
                     return self._found
-                request = state_pb2.StateRequest(peer=self._own, generation=self._generation, step=self._step, names=missing)
+                request = state_pb2.StateRequest(
+                    peer=self._own,
+                    generation=self._generation,
+                    step=self._step,
+                    names=missing,
+                    max_bytes_per_second=self._max_download or 0.0,
+                )
                 await self._ask(stub.Fetch(request), frozenset(missing), on_bytes)
         missing = [name for name in self._donor.names if name not in self._found]
         if missing:

@@ -37,6 +37,8 @@ Cache = Annotated[
     typer.Option(metavar="DIR", help="Keep what was measured here for the next run; by default the user's cache folder."),
 ]
 MaxMemory = Annotated[str | None, typer.Option(help="Offer no more memory than this, for example 8GiB.")]
+MaxUpload = Annotated[str | None, typer.Option(metavar="RATE", help="Send no faster than this in all, for example 20Mbps.")]
+MaxDownload = Annotated[str | None, typer.Option(metavar="RATE", help="Be sent no more than this, for example 100Mbps.")]
 
 
 @app.command()
@@ -46,13 +48,15 @@ def join(
     device: Device = None,
     threads: Threads = None,
     max_memory: MaxMemory = None,
+    max_upload: MaxUpload = None,
+    max_download: MaxDownload = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
     advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
     cache: Cache = None,
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
     from atoll.peer.profile import choose_device
-    from atoll.peer.settings import PeerSettings, default_cache, default_name, parse_bytes
+    from atoll.peer.settings import PeerSettings, default_cache, default_name, rate_of_flag, size_of_flag
     from atoll.protocol.channel import parse_address
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -61,10 +65,12 @@ def join(
         name=name or default_name(),
         device=choose_device(device),
         threads=threads,
-        memory_bytes=None if max_memory is None else parse_bytes(max_memory, "--max-memory"),
+        memory_bytes=None if max_memory is None else size_of_flag(max_memory, "--max-memory"),
         listen=None if listen is None else str(parse_address(listen, "--listen")),
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
         cache=cache or default_cache(),
+        max_upload=None if max_upload is None else rate_of_flag(max_upload, "--max-upload"),
+        max_download=None if max_download is None else rate_of_flag(max_download, "--max-download"),
     )
     raise typer.Exit(asyncio.run(_run(settings)))
 
@@ -79,9 +85,9 @@ def bench(
 ) -> None:
     """Print what a coordinator would be told about this machine: speed and memory, measured."""
     from atoll.peer.profile import choose_device, measure
-    from atoll.peer.settings import default_cache, parse_bytes
+    from atoll.peer.settings import default_cache, size_of_flag
 
-    cap = None if max_memory is None else parse_bytes(max_memory, "--max-memory")
+    cap = None if max_memory is None else size_of_flag(max_memory, "--max-memory")
     profile = measure(choose_device(device), threads=threads, memory_cap_bytes=cap, cache=cache or default_cache())
     print(json.dumps(dataclasses.asdict(profile)) if as_json else _describe(profile), flush=True)
 

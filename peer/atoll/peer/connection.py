@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -16,6 +16,7 @@ from atoll.protocol.framing import Arrived, MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageHeader
 from atoll.protocol.outbox import Outbox
+from atoll.protocol.pacing import Pacer
 from atoll.protocol.pump import STREAM_ERRORS
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import frames_pb2, session_pb2, session_pb2_grpc
@@ -37,7 +38,12 @@ class Connection:
     """``on_received`` gets every control message and whole message, in order; ``on_lost`` a sentence when the stream ends."""
 
     def __init__(
-        self, own: PeerId, address: str, on_received: Callable[[Received], None], on_lost: Callable[[str], None]
+        self,
+        own: PeerId,
+        address: str,
+        on_received: Callable[[Received], None],
+        on_lost: Callable[[str], None],
+        pacers: Sequence[Pacer] = (),
     ) -> None:
         self._address = address
         self._on_received = on_received
@@ -45,7 +51,7 @@ class Connection:
         self._channel = open_channel(address)
         self.stub = session_pb2_grpc.CoordinatorStub(self._channel)
         self._outbox: Outbox[session_pb2.PeerMessage] = Outbox(
-            own=own, other=COORDINATOR, stream=MessageStream(_accept), wrap=_wrap
+            own=own, other=COORDINATOR, stream=MessageStream(_accept), wrap=_wrap, pacers=pacers
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._call: SessionCall | None = None

@@ -15,6 +15,7 @@ from atoll.peer.engine import Engine
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice
 from atoll.peer.faults import fault_of
 from atoll.peer.lending import Lending
+from atoll.peer.probing import answer_probe
 from atoll.peer.profile import Profile, measure, resident_bytes
 from atoll.peer.session import Session, SessionState
 from atoll.peer.session_values import (
@@ -30,6 +31,7 @@ from atoll.peer.session_values import (
     LeaveRequested,
     LendOut,
     LinksReady,
+    MeasureLink,
     Outcome,
     Quit,
     SessionEvent,
@@ -47,6 +49,7 @@ from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import AtollError, LinkError
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
+from atoll.protocol.pacing import Pacer
 from atoll.protocol.state import state_judge
 from atoll.protocol.v1 import session_pb2
 
@@ -63,6 +66,7 @@ class Peer:
         self._settings = settings
         self._own = PeerId(settings.name)
         self._session = Session()
+        self._pacers: tuple[Pacer, ...] = () if settings.max_upload is None else (Pacer(settings.max_upload),)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,9 +111,10 @@ class Peer:
             declared_flops=settings.flops_per_second,
             cache=settings.cache,
         )
-        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault)
+        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers)
         bound = await engine.start(settings.listen_address, settings.threads)
-        connection = Connection(self._own, str(settings.coordinator), self._on_coordinator, self._on_connection_lost)
+        address = str(settings.coordinator)
+        connection = Connection(self._own, address, self._on_coordinator, self._on_connection_lost, self._pacers)
         self._connection = connection
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await connection.open(settings.connect_seconds)
@@ -141,6 +146,8 @@ class Peer:
             machine=profile.machine,
             cores=profile.cores,
             disk_bytes=profile.disk_bytes,
+            max_upload_bytes_per_second=self._settings.max_upload or 0.0,
+            max_download_bytes_per_second=self._settings.max_download or 0.0,
         )
 
     def _on_coordinator(self, received: Received) -> None:
@@ -208,6 +215,8 @@ class Peer:
                 self._lending.stop()
             case Upload():
                 self._spawn(self._upload(instruction), self._tasks)
+            case MeasureLink():
+                self._spawn(self._probe(instruction.probe), self._tasks)
             case Finish():
                 self._finish(instruction.outcome)
 
@@ -267,7 +276,7 @@ class Peer:
         try:
             given = await fetch_state(self._connection.stub, self._own, generation, assignment.fetch, judge)
             doing = "fetching state from other peers"
-            given |= await borrow_state(self._own, assignment, self._count_fetched)
+            given |= await borrow_state(self._own, assignment, self._count_fetched, self._settings.max_download)
         except AtollError as error:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
             return
@@ -285,11 +294,23 @@ class Peer:
         assert self._connection is not None
         generation, step = instruction.generation, instruction.step
         try:
-            await store_state(self._connection.stub, self._own, self._state_key(instruction), instruction.items)
+            key = self._state_key(instruction)
+            await store_state(self._connection.stub, self._own, key, instruction.items, pacers=self._pacers)
             self._feed(Uploaded(generation=generation, step=step))
         except AtollError as error:
             fault = fault_of(error, doing="storing state at the coordinator")
             self._feed(UploadFailed(generation=generation, step=step, fault=fault))
+
+    async def _probe(self, probe: session_pb2.Probe) -> None:
+        assert self._connection is not None
+        probed = await answer_probe(
+            probe,
+            own=self._own,
+            coordinator=str(self._settings.coordinator),
+            pacers=self._pacers,
+            max_download=self._settings.max_download,
+        )
+        self._connection.tell(session_pb2.PeerMessage(probed=probed))
 
     def _state_key(self, instruction: Upload) -> MessageKey:
         assert self._engine is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -24,6 +24,8 @@ from atoll.protocol.errors import LinkError
 from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import Kind, Message, MessageHeader
+from atoll.protocol.pacing import Pacer
+from atoll.protocol.probe_server import ProbesServicer
 from atoll.protocol.v1 import session_pb2
 
 CREDIT = 16  # messages of a kind that a neighbour may have unused: enough to fill a link of 100 ms, bounded for a slow stage
@@ -31,7 +33,7 @@ CLOSE_SECONDS = 2.0  # how long a peer that ends waits for the operator that is 
 
 
 class Engine:
-    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop."""
+    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop; ``pacers`` bound what is sent."""
 
     def __init__(
         self,
@@ -39,12 +41,14 @@ class Engine:
         profile: Profile,
         on_notice: Callable[[Notice], None],
         on_fault: Callable[[LinkError], None],
+        pacers: Sequence[Pacer] = (),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
         self._memory_bytes = profile.memory_bytes
-        self._links = Links(PeerId(settings.name), on_message=self._arrived, on_fault=on_fault)
-        self.lending = Lending(PeerId(settings.name))
+        self._links = Links(PeerId(settings.name), on_message=self._arrived, on_fault=on_fault, pacers=pacers)
+        self.lending = Lending(PeerId(settings.name), pacers)
+        self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download)
         self._pipeline = Pipeline(
             PipelineSurroundings(
                 device=profile.device,
@@ -60,7 +64,8 @@ class Engine:
 
     async def start(self, listen: str, num_threads: int | None) -> str:
         """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
-        self._server, bound = await start_server([self._links.register, self.lending.register], listen)
+        servicers = [self._links.register, self.lending.register, self._probes.register]
+        self._server, bound = await start_server(servicers, listen)
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
         self._thread.start()
         return bound

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import grpc
 import grpc.aio
@@ -19,6 +19,8 @@ from atoll.peer.events import StateKept
 from atoll.protocol.framing import frames_of
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
+from atoll.protocol.pacing import Pacer, paced_chunk_bytes, pacers_with
+from atoll.protocol.sending import urgency
 from atoll.protocol.state import StateDigest, split_name
 from atoll.protocol.transfer import TRANSFER_SILENCE_SECONDS
 from atoll.protocol.v1 import state_pb2, state_pb2_grpc
@@ -62,10 +64,11 @@ class Loan:
 
 
 class Lending(state_pb2_grpc.StateServicer):
-    """Create it on the event loop; all methods belong to it."""
+    """Create it on the event loop; all methods belong to it. ``pacers`` bound what is sent."""
 
-    def __init__(self, own: PeerId) -> None:
+    def __init__(self, own: PeerId, pacers: Sequence[Pacer] = ()) -> None:
         self._own = own
+        self._pacers = tuple(pacers)
         self._loan: Loan | None = None
         self._changed = asyncio.Event()
 
@@ -91,14 +94,18 @@ class Lending(state_pb2_grpc.StateServicer):
             early = loan is None or loan.kept.generation < request.generation
             code = grpc.StatusCode.FAILED_PRECONDITION if early else grpc.StatusCode.PERMISSION_DENIED
             await context.abort(code, reason or "")
-        digest = StateDigest()
+        digest, pacers = StateDigest(), pacers_with(self._pacers, request.max_bytes_per_second)
+        chunk_bytes = paced_chunk_bytes(pacers)
         for number, name in enumerate(request.names, start=1):
             encoded = await asyncio.to_thread(_prepared, loan, name, digest)
-            await self._write(context, loan, (state_pb2.StatePart(frame=frame) for frame in frames_of(encoded, number)))
-        await self._write(context, loan, (state_pb2.StatePart(digest=digest.digest()),))
+            parts = (state_pb2.StatePart(frame=frame) for frame in frames_of(encoded, number, chunk_bytes))
+            await self._write(context, loan, parts, pacers)
+        await self._write(context, loan, (state_pb2.StatePart(digest=digest.digest()),), pacers)
 
-    async def _write(self, context: Context, loan: Loan, parts: Iterable[state_pb2.StatePart]) -> None:
+    async def _write(self, context: Context, loan: Loan, parts: Iterable[state_pb2.StatePart], pacers: Sequence[Pacer]) -> None:
         for part in parts:
+            for pacer in pacers:
+                await pacer.take(part.ByteSize(), urgency(Kind.STATE))
             if self._loan is not loan:
                 await context.abort(grpc.StatusCode.ABORTED, f"{self._own} lends this no more")
             try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,6 +25,7 @@ from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES, Accept, Arrived, C
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
 from atoll.protocol.outbox import Dispatch, Outbox
+from atoll.protocol.pacing import Pacer, paced_chunk_bytes, pacers_with
 from atoll.protocol.pump import STREAM_ERRORS, Duplex, FramePump, describe
 from atoll.protocol.v1 import frames_pb2, frames_pb2_grpc
 
@@ -62,7 +63,8 @@ class LinkEvents(Protocol):
 
 
 class Link:
-    """``generation`` is the plan's; ``address`` is None on the side that waits to be dialled."""
+    """``generation`` is the plan's; ``address`` is None on the side that waits to be dialled. All of ``pacers`` bound what is
+    sent, and so does ``max_bytes_per_second``, which is what the neighbour's owner lets it receive from here."""
 
     def __init__(
         self,
@@ -75,6 +77,8 @@ class Link:
         accept: Accept,
         events: LinkEvents,
         usage: UsageTable,
+        pacers: Sequence[Pacer] = (),
+        max_bytes_per_second: float | None = None,
     ) -> None:
         self.peer = peer
         self._own = own
@@ -84,6 +88,7 @@ class Link:
         self._accept = accept
         self._events = events
         self._usage = usage
+        self._pacers = pacers_with(pacers, max_bytes_per_second)
         self._outbox: Outbox[frames_pb2.Frame] | None = None
         self._queue: list[tuple[EncodedMessage, Future[None]]] = []
         self._connected = asyncio.Event()  # or hopeless: then _fatal says why
@@ -196,8 +201,11 @@ class Link:
             credit=self._settings.credit,
             generation=self._generation,
             max_message_bytes=self._settings.max_message_bytes,
+            chunk_bytes=paced_chunk_bytes(self._pacers),
         )
-        self._outbox = outbox = Outbox(own=self._own, other=self.peer, stream=stream, wrap=lambda frame: frame)
+        self._outbox = outbox = Outbox(
+            own=self._own, other=self.peer, stream=stream, wrap=lambda frame: frame, pacers=self._pacers
+        )
         if self._patience is not None:
             self._patience.cancel()
         for message, done in self._queue:

@@ -27,6 +27,7 @@ from atoll.protocol.errors import AtollError, LinkError, WireError
 from atoll.protocol.framing import urgency
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
+from atoll.protocol.pacing import Pacer
 from atoll.protocol.v1 import frames_pb2_grpc, session_pb2
 
 __all__ = ["LinkSettings", "Links"]
@@ -40,7 +41,8 @@ class Links:
     """Create it on the event loop; all methods belong to that loop, but for :meth:`send` and :meth:`consumed`.
 
     ``on_message(peer, message)`` and ``on_fault(error)`` are called on the loop. A fault names the peer to blame; after it
-    the link comes back by itself if it can, but messages of the present generation may be lost.
+    the link comes back by itself if it can, but messages of the present generation may be lost. ``pacers`` bound what all links
+    send together.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Links:
         *,
         on_message: Callable[[PeerId, Message], None],
         on_fault: Callable[[LinkError], None],
+        pacers: Sequence[Pacer] = (),
     ) -> None:
         self._own = own
         self._on_message = on_message
@@ -56,6 +59,7 @@ class Links:
         self._loop = asyncio.get_running_loop()
         self._worker = UrgentWorker("atoll-encode")
         self._usage = UsageTable(own)
+        self._pacers = tuple(pacers)
         self._links: dict[PeerId, Link] = {}
         self._coders: dict[PeerId, MessageCoder] = {}
         self._settings = LinkSettings()
@@ -192,6 +196,8 @@ class Links:
             accept=lambda header: accept(neighbour.peer, header),
             events=self,
             usage=self._usage,
+            pacers=self._pacers,
+            max_bytes_per_second=neighbour.max_bytes_per_second,
         )
         link.open()
         return link

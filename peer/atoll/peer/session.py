@@ -47,6 +47,7 @@ from atoll.peer.session_values import (
     LeaveRequested,
     LendOut,
     LinksReady,
+    MeasureLink,
     Outcome,
     Quit,
     SessionEvent,
@@ -139,6 +140,8 @@ class Session:
                 return self._lend(message.lend)
             case "release":
                 return self._release(message.release)
+            case "probe":
+                return [MeasureLink(message.probe)]
             case "end":
                 return self._ended(message.end)
             case "rejected":

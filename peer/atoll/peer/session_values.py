@@ -168,8 +168,17 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureLink:
+    """Measure the link that the probe names, and tell the coordinator."""
+
+    probe: session_pb2.Probe
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     outcome: Outcome
 
 
-Instruction: TypeAlias = Tell | Compute | Connect | Fetch | Advance | Quit | LendOut | StopLending | Upload | Finish
+Instruction: TypeAlias = (
+    Tell | Compute | Connect | Fetch | Advance | Quit | LendOut | StopLending | Upload | MeasureLink | Finish
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import socket
 import sys
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from pathlib import Path
 
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
+from atoll.protocol.quantities import parse_bytes, parse_rate
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
 CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
 ANY_PORT_LOOPBACK = "127.0.0.1:0"
 
@@ -25,7 +23,8 @@ class PeerSettings:
 
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this peer offers; None means all that is free. ``connect_seconds`` is how long the coordinator
-    may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing.
+    may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
+    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it.
     """
 
     coordinator: Address
@@ -38,6 +37,8 @@ class PeerSettings:
     advertise: str | None = None
     connect_seconds: float = CONNECT_SECONDS
     cache: Path | None = None
+    max_upload: float | None = None
+    max_download: float | None = None
 
     @property
     def listen_address(self) -> str:
@@ -84,12 +85,20 @@ def default_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
-def parse_bytes(text: str, field: str) -> int:
-    """``8GiB``, ``500MB``, ``1.5G`` in bytes; raises JobError that names the flag ``field``."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
-        raise JobError(field, f"{text!r} is not a size; write for example 8GiB or 500MB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+def size_of_flag(text: str, flag: str) -> int:
+    """``8GiB``, ``500MB``, ``1.5G`` in bytes; raises JobError that names the flag."""
+    size = parse_bytes(text)
+    if not size:
+        raise JobError(flag, f"{text!r} is not a size; write for example 8GiB or 500MB")
+    return size
+
+
+def rate_of_flag(text: str, flag: str) -> float:
+    """``20Mbps`` in bytes a second; raises JobError that names the flag."""
+    rate = parse_rate(text)
+    if not rate:
+        raise JobError(flag, f"{text!r} is not a rate; write for example 20Mbps, bits a second and not bytes")
+    return rate
 
 
 def _local_address_towards(coordinator: Address) -> str:

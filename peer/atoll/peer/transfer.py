@@ -15,6 +15,7 @@ from atoll.protocol.framing import MAX_ATTEMPTS, Arrived, CorruptSender, GaveUp,
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
 from atoll.protocol.outbox import Outbox
+from atoll.protocol.pacing import Pacer, paced_chunk_bytes
 from atoll.protocol.pump import STREAM_ERRORS, FramePump, describe
 from atoll.protocol.transfer import COORDINATOR, STATE_CREDIT, TRANSFER_SILENCE_SECONDS
 from atoll.protocol.v1 import frames_pb2, session_pb2, session_pb2_grpc
@@ -30,15 +31,20 @@ async def store_state(
     items: Iterable[tuple[str, Tensor]],
     *,
     silence_seconds: float = TRANSFER_SILENCE_SECONDS,
+    pacers: Sequence[Pacer] = (),
 ) -> int:
     """Sends tensors by name and returns their bytes when the coordinator has taken them all.
 
     ``items`` is consumed on another thread, a tensor at a time as the coordinator takes them; no tensor may change before this
-    has returned. Raises LinkError: the coordinator is gone, silent, or refuses (the disk is full, ...).
+    has returned. ``pacers`` bound how fast they go. Raises LinkError: the coordinator is gone, silent, or refuses (the disk is
+    full, ...).
     """
     call = stub.StoreState()
     hello = frames_pb2.Hello(peer=own, generation=key.generation, protocol_version=PROTOCOL_VERSION)
-    outbox = _outbox(own, MessageStream(_refuse_everything, credit=STATE_CREDIT, generation=key.generation))
+    stream = MessageStream(
+        _refuse_everything, credit=STATE_CREDIT, generation=key.generation, chunk_bytes=paced_chunk_bytes(pacers)
+    )
+    outbox = Outbox(own=own, other=COORDINATOR, stream=stream, wrap=lambda frame: frame, pacers=pacers)
     outbox.put(frames_pb2.Frame(hello=hello))
     pump = FramePump(other=COORDINATOR, duplex=call, outbox=outbox, silence_seconds=silence_seconds, on_event=_ignore_settled)
     pumping = asyncio.create_task(pump.run())
@@ -136,10 +142,6 @@ async def _fetch(
     finally:
         call.cancel()
     return problem
-
-
-def _outbox(own: PeerId, stream: MessageStream) -> Outbox[frames_pb2.Frame]:
-    return Outbox(own=own, other=COORDINATOR, stream=stream, wrap=lambda frame: frame)
 
 
 def _refuse_everything(header: MessageHeader) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -22,12 +23,14 @@ MOST_DEFERRED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection."""
+    """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection. It is sent no more
+    than ``max_bytes_per_second``, where its owner has set a limit."""
 
     stage: StageIndex
     peer: PeerId
     address: str
     dial: bool
+    max_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,13 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         generation=assignment.generation,
         graph=stage_graph_to_proto(assignment.graph),
         neighbours=(
-            wire.Neighbour(stage=other.stage, peer=other.peer, address=other.address, dial=other.dial)
+            wire.Neighbour(
+                stage=other.stage,
+                peer=other.peer,
+                address=other.address,
+                dial=other.dial,
+                max_bytes_per_second=other.max_bytes_per_second or 0.0,
+            )
             for other in assignment.neighbours
         ),
         run_seed=assignment.run_seed,
@@ -135,7 +144,16 @@ def assignment_from_bytes(data: bytes) -> Assignment:
 
 
 def _neighbour(message: wire.Neighbour) -> Neighbour:
-    return Neighbour(stage=StageIndex(message.stage), peer=PeerId(message.peer), address=message.address, dial=message.dial)
+    limit = message.max_bytes_per_second
+    if not 0.0 <= limit < math.inf:
+        raise WireError(f"{message.peer} is to be sent {limit} bytes a second")
+    return Neighbour(
+        stage=StageIndex(message.stage),
+        peer=PeerId(message.peer),
+        address=message.address,
+        dial=message.dial,
+        max_bytes_per_second=limit or None,
+    )
 
 
 def optimizer_to_proto(settings: OptimizerSettings) -> wire.OptimizerSettings:

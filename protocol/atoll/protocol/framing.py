@@ -235,9 +235,9 @@ class MessageStream:
             self._sending.add_credit(Generation(credit.generation), kind, credit.messages)
 
 
-def frames_of(message: EncodedMessage, number: int) -> Iterator[frames_pb2.Frame]:
+def frames_of(message: EncodedMessage, number: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[frames_pb2.Frame]:
     """A whole message as frames, for a stream on which nothing comes back."""
-    outgoing = Outgoing(number, message.sealed())
+    outgoing = Outgoing(number, message.sealed(), chunk_bytes)
     yield outgoing.next_frame()
     while not outgoing.finished:
         yield outgoing.next_frame()

@@ -155,6 +155,16 @@ class Allowance:
         self._turns.clear()
 
 
+def pacers_with(pacers: Sequence[Pacer], max_bytes_per_second: float | None) -> tuple[Pacer, ...]:
+    """``pacers``, and one of its own for a stream whose receiver has a limit; None and 0 are no limit."""
+    return (*pacers, Pacer(max_bytes_per_second)) if max_bytes_per_second else tuple(pacers)
+
+
+def paced_chunk_bytes(pacers: Sequence[Pacer]) -> int:
+    """How large chunks should be that all of ``pacers`` bound."""
+    return chunk_bytes_for(min((pacer.bytes_per_second for pacer in pacers), default=None))
+
+
 def chunk_bytes_for(bytes_per_second: float | None) -> int:
     """How large chunks should be on a link of that speed, so that urgent messages get in between soon; a power of two."""
     if bytes_per_second is None or bytes_per_second * CHUNK_SECONDS >= CHUNK_BYTES:

@@ -37,6 +37,7 @@ from atoll.peer.session_values import (
     Instruction,
     LeaveRequested,
     LinksReady,
+    MeasureLink,
     SessionEvent,
     ShellFault,
     StateFetched,
@@ -199,6 +200,14 @@ def test_void_moves_to_the_next_generation_at_any_moment(reported: bool) -> None
     assert driver.one(Advance).generation == TWO
     assert driver.told().voided.generation == TWO
     assert driver.give(start(TWO)).session.state is SessionState.STEPPING
+
+
+def test_a_probe_is_made_whatever_else_goes_on() -> None:
+    probe = pb.CoordinatorMessage(probe=pb.Probe(number=3, peer="bob", address="127.0.0.1:5", limit_seconds=2.0))
+    for driver in (Driver().give(WELCOME), ready(), stepping()):
+        before = driver.session.state
+        assert driver.give(probe).one(MeasureLink).probe.number == 3
+        assert driver.session.state is before
 
 
 def test_what_an_older_generation_said_is_dropped() -> None:

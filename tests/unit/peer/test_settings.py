@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.peer.profile import choose_device
-from atoll.peer.settings import PeerSettings, parse_bytes
+from atoll.peer.settings import PeerSettings, rate_of_flag, size_of_flag
 from atoll.protocol.channel import parse_address
 from atoll.protocol.errors import JobError
 
@@ -26,13 +26,26 @@ def settings(coordinator: str, *, listen: str | None = None, advertise: str | No
     ],
 )
 def test_sizes(text: str, num_bytes: int) -> None:
-    assert parse_bytes(text, "--max-memory") == num_bytes
+    assert size_of_flag(text, "--max-memory") == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "0GiB", "8 giraffes", "8GiBs"])
 def test_what_is_no_size_names_the_flag(text: str) -> None:
     with pytest.raises(JobError, match=r"--max-memory: .* is not a size; write for example 8GiB"):
-        parse_bytes(text, "--max-memory")
+        size_of_flag(text, "--max-memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("20Mbps", 2.5e6), ("1 Gbit/s", 125e6), ("500kbps", 62.5e3), ("8bps", 1.0), ("1.5 gbits/s", 187.5e6)]
+)
+def test_rates(text: str, rate: float) -> None:
+    assert rate_of_flag(text, "--max-upload") == rate
+
+
+@pytest.mark.parametrize("text", ["", "fast", "20MB/s", "20M", "0Mbps", "-1Mbps", "20Mbps up"])
+def test_what_is_no_rate_names_the_flag(text: str) -> None:
+    with pytest.raises(JobError, match=r"--max-upload: .* is not a rate; write for example 20Mbps"):
+        rate_of_flag(text, "--max-upload")
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, build_network
-from atoll.coordinator.planning.quantities import parse_bytes, parse_flops, parse_rate, parse_seconds
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import PEER_NAME, PeerId
 from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
 from atoll.protocol.job_fields import Section
 from atoll.protocol.job_text import parse_mapping
+from atoll.protocol.quantities import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 FLOPS_PER_THREAD = 3e10
 """What a thread of an ordinary processor does in single precision, where a fleet file gives threads alone."""

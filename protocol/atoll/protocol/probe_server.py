@@ -1,0 +1,99 @@
+"""The end of a probe that is dialled, on peers and coordinator: it serves so many at once, each for so long, whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+from atoll.protocol.channel import PROTOCOL_VERSION
+from atoll.protocol.errors import WireError
+from atoll.protocol.pacing import Pacer
+from atoll.protocol.probe_exchange import receive_load, send_load
+from atoll.protocol.probing import DIRECTION_SECONDS, MAX_SECONDS
+from atoll.protocol.v1 import probe_pb2_grpc
+from atoll.protocol.v1.probe_pb2 import ProbeBusy, ProbeFrame, ProbeHello, ProbeStart, ProbeWelcome
+
+HELLO_SECONDS = 10.0
+AGAIN_SECONDS = 0.2
+"""After which a dialler that found the server busy should ask again."""
+_MOST_ECHOES = 64
+_LONGEST_TRIP_SECONDS = 10.0
+
+ProbeContext = grpc.aio.ServicerContext[ProbeFrame, ProbeFrame]
+
+
+class ProbesServicer(probe_pb2_grpc.ProbesServicer):
+    """``name`` is who answers. What is sent is paced by ``pacers``, what comes by ``max_download`` bytes a second."""
+
+    def __init__(
+        self, name: str, *, most_at_once: int = 1, pacers: Sequence[Pacer] = (), max_download: float | None = None
+    ) -> None:
+        self._name = name
+        self._most_at_once = most_at_once
+        self._pacers = tuple(pacers)
+        self._max_download = max_download
+        self._serving = 0
+
+    @property
+    def num_serving(self) -> int:
+        """Probes that are being served."""
+        return self._serving
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to a server, before it starts."""
+        probe_pb2_grpc.add_ProbesServicer_to_server(self, server)
+
+    async def Probe(self, request_iterator: object, context: ProbeContext) -> None:
+        """Serves one probe to its end or its limit."""
+        hello = await self._hello(context)
+        if self._serving >= self._most_at_once:
+            await context.write(ProbeFrame(busy=ProbeBusy(again_seconds=AGAIN_SECONDS)))
+            return
+        self._serving += 1
+        try:
+            async with asyncio.timeout(min(max(hello.limit_seconds, 0.0), MAX_SECONDS)):
+                await self._serve(context)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the probe took longer than it may")
+        finally:
+            self._serving -= 1
+
+    async def _hello(self, context: ProbeContext) -> ProbeHello:
+        try:
+            frame: object = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+        except TimeoutError:
+            frame = None
+        if not isinstance(frame, ProbeFrame) or not frame.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a probe must be a hello")
+        if frame.hello.protocol_version != PROTOCOL_VERSION:
+            theirs = frame.hello.protocol_version
+            reason = f"{self._name} speaks protocol {PROTOCOL_VERSION}, not {theirs}: install the same version of Atoll on both"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        return frame.hello
+
+    async def _serve(self, context: ProbeContext) -> None:
+        await context.write(ProbeFrame(welcome=ProbeWelcome(name=self._name, max_bytes_per_second=self._max_download or 0.0)))
+        echoes, directions = 0, set[bool]()
+        while isinstance(frame := await context.read(), ProbeFrame):
+            match frame.WhichOneof("content"):
+                case "echo" if echoes < _MOST_ECHOES:
+                    echoes += 1
+                    await context.write(frame)
+                case "start" if frame.start.download not in directions:
+                    directions.add(frame.start.download)
+                    await self._direction(context, frame.start)
+                case other:
+                    raise WireError(f"{other or 'an empty frame'} has no place here, or came too often")
+
+    async def _direction(self, context: ProbeContext, start: ProbeStart) -> None:
+        start.seconds = min(max(start.seconds, 0.0), DIRECTION_SECONDS)
+        start.round_trip_seconds = min(max(start.round_trip_seconds, 0.0), _LONGEST_TRIP_SECONDS)
+        if start.download:
+            await send_load(context, start, self._pacers)
+        else:
+            await receive_load(context, start)

@@ -1,0 +1,37 @@
+"""Sizes, rates, speeds and durations as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_SIZES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?I?)B?", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:bps|bit/s|bits/s)", re.IGNORECASE)
+_FLOPS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?)(?:flops|flop/s)?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
+
+
+def parse_bytes(text: str) -> int | None:
+    """``8GiB``, ``500MB``, ``1.5G`` in bytes; None for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    return None if match is None or match[2].upper() not in _SIZES else int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def parse_rate(text: str) -> float | None:
+    """``20Mbps``, ``1 Gbit/s`` in bytes a second; None for anything else. ``MB/s`` is refused, for it is mistaken for
+    Mbit/s."""
+    match = _RATE.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SIZES[match[2].upper()] / 8.0
+
+
+def parse_flops(text: str) -> float | None:
+    """``4.5TFLOPS``, ``900G``, ``2e12`` in operations a second; None for anything else."""
+    match = _FLOPS.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SIZES[match[2].upper()]
+
+
+def parse_seconds(text: str) -> float | None:
+    """``30ms``, ``0.2s`` in seconds; None for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]
