@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from atoll.coordinator.events import EvaluationEvent, Event, FinishedEvent, MovedEvent, PlanEvent, StepEvent
+from atoll.coordinator.events import Event, MovedEvent, PlanEvent, StepEvent
 from atoll.protocol.job import Job
 from support.coordinated import Coordinated, coordinated
 from support.jobs import TOKENS, gpt_job, resnet_job
 from support.placements import Placement, ScriptedPlacements, placed
+from support.runs import assert_same
 
 JobMaker = Callable[[Path], Job]
 
@@ -64,21 +63,6 @@ async def train(job: Job, folder: Path, walk: tuple[Placement, ...], monkeypatch
         outcome = await run.ended()
     assert outcome.finished, outcome.reason
     return run
-
-
-def assert_same(moved: Coordinated, still: Coordinated) -> None:
-    """The same losses, norms, evaluations and weights."""
-
-    def steps(run: Coordinated) -> list[tuple[int, float, float, str]]:
-        return [(event.step, event.loss, event.grad_norm, event.samples) for event in run.told(StepEvent)]
-
-    assert steps(moved) == steps(still)
-    assert [(one.step, one.loss) for one in moved.told(EvaluationEvent)] == [
-        (one.step, one.loss) for one in still.told(EvaluationEvent)
-    ]
-    weights, expected = (load_file(run.told(FinishedEvent)[0].weights) for run in (moved, still))
-    assert weights.keys() == expected.keys()
-    assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("make", [adamw, momentum, tied_dropout, batch_norm], ids=lambda make: make.__name__)

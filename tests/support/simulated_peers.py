@@ -11,6 +11,7 @@ from atoll.coordinator.run.events import (
     BatchPrepared,
     GraphReady,
     MicrobatchLoss,
+    MoveJudged,
     PeerJoined,
     PeerReady,
     PeerStored,
@@ -27,6 +28,7 @@ from atoll.coordinator.run.instructions import (
     AskStore,
     Assign,
     CloseWeights,
+    ConsiderMove,
     EndRun,
     Instruction,
     MakePlan,
@@ -79,6 +81,7 @@ class SimulatedSwarm:
         self.told: list[Event] = []
         self.commits: list[WriteCommit] = []
         self.ended: EndRun | None = None
+        self.moves_pay = True
         self._most_stages = most_stages
         self._memory_needed = memory_needed
 
@@ -126,8 +129,14 @@ class SimulatedSwarm:
         match instruction:
             case MakePlan():
                 self.answers.append(self._plan(instruction))
+            case ConsiderMove():
+                self.answers.append(self._judge(instruction))
             case Assign():
-                self.answers += [PeerReady(peer=peer, generation=instruction.generation) for peer in instruction.plan.peers]
+                self._check_sources(instruction)
+                self.answers += [
+                    PeerReady(peer=peer, generation=instruction.generation, fetched_bytes=100, fetch_seconds=0.5)
+                    for peer in instruction.plan.peers
+                ]
             case SendBatches():
                 self.answers.append(make_batch(instruction))
             case StartStep():
@@ -148,15 +157,35 @@ class SimulatedSwarm:
             case EndRun():
                 self.ended = instruction
 
+    def _check_sources(self, instruction: Assign) -> None:
+        """After a commit each parameter of the plan comes from somebody who is here and was at that step."""
+        if instruction.committed == 0:
+            assert not instruction.holders
+            return
+        for name in PARAMETERS:
+            assert instruction.holders[name], f"nobody has {name}"
+            for holder in instruction.holders[name]:
+                assert self.machine.context.roster.is_present(holder)
+
+    def _judge(self, instruction: ConsiderMove) -> MoveJudged:
+        """The stages change places, where that is wanted and possible."""
+        names = [offer.name for offer in instruction.peers if offer.memory_bytes > 0]
+        if not self.moves_pay or len(names) < self._most_stages:
+            return MoveJudged(since=instruction.since, reason="it does not pay")
+        rotated = [*names[1:], names[0]] if names == list(instruction.plan.peers) else names
+        plan = make_plan(rotated, self._most_stages, rotated[self._most_stages :])
+        made = PlanMade(generation=instruction.since, plan=plan, summaries=summaries_of(plan), names=names_of(plan))
+        return MoveJudged(since=instruction.since, reason="it pays", proposed=made)
+
     def _plan(self, instruction: MakePlan) -> PlanMade | PlanRefused:
         names = tuple(offer.name for offer in instruction.peers)
         if sum(offer.memory_bytes for offer in instruction.peers) < self._memory_needed:
             return PlanRefused(generation=instruction.generation, peers=names, reason="1.0 GiB more memory needed")
-        plan = make_plan(names, self._most_stages, names[self._most_stages :])
-        summaries = tuple(
-            StageSummary(stage=stage.stage, peers=(stage.peer,), first="a", last="b", parameters=1, predicted_memory_bytes=1)
-            for stage in plan.stages
-        )
+        usable = tuple(offer.name for offer in instruction.peers if offer.memory_bytes > 0)
+        if not usable:
+            return PlanRefused(generation=instruction.generation, peers=names, reason="nobody has memory")
+        plan = make_plan(usable, self._most_stages, usable[self._most_stages :])
+        summaries = summaries_of(plan)
         return PlanMade(generation=instruction.generation, plan=plan, summaries=summaries, names=names_of(plan))
 
 
@@ -168,6 +197,13 @@ def share(stage: int, num_stages: int) -> tuple[str, ...]:
 def names_of(plan: Plan) -> tuple[frozenset[str], ...]:
     """What each stage holds."""
     return tuple(frozenset(share(stage.stage, len(plan.stages))) for stage in plan.stages)
+
+
+def summaries_of(plan: Plan) -> tuple[StageSummary, ...]:
+    return tuple(
+        StageSummary(stage=stage.stage, peers=(stage.peer,), first="a", last="b", parameters=1, predicted_memory_bytes=1)
+        for stage in plan.stages
+    )
 
 
 def make_batch(instruction: SendBatches) -> BatchPrepared:

@@ -24,6 +24,7 @@ from atoll.peer.session_values import (
     Compute,
     Connect,
     ConnectionLost,
+    Disconnect,
     ExitCode,
     Fetch,
     Finish,
@@ -33,7 +34,6 @@ from atoll.peer.session_values import (
     LinksReady,
     MeasureLink,
     Outcome,
-    Quit,
     SessionEvent,
     ShellFault,
     StateFetched,
@@ -158,17 +158,12 @@ class Peer:
                 _log.info("%s joined the run %s", self._own, self._session.run)
                 self._spawn(self._report_progress(), self._tasks)
         elif received.key.kind is Kind.ASSIGNMENT:
-            self._cancel_loading()
             payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
             self._feed(AssignmentArrived(generation=received.key.generation, payload=payload))
         elif received.key.kind is Kind.MEASUREMENT:
             self._post(Measure(message=decode_message(received)))
         else:
             self._post(Arrived(sender=None, message=decode_message(received)))
-
-    def _cancel_loading(self) -> None:
-        for task in self._loading:
-            task.cancel()
 
     def _on_connection_lost(self, reason: str) -> None:
         self._feed(ConnectionLost(reason=reason))
@@ -207,8 +202,8 @@ class Peer:
                 self._spawn(self._fetch(instruction), self._loading)
             case Advance():
                 self._advance(instruction)
-            case Quit():
-                self._quit()
+            case Disconnect():
+                self._disconnect()
             case LendOut():
                 self._lending.lend(instruction.kept)
             case StopLending():
@@ -240,10 +235,10 @@ class Peer:
         assert self._engine is not None
         return self._engine.lending
 
-    def _quit(self) -> None:
+    def _disconnect(self) -> None:
         assert self._engine is not None
-        self._lending.stop()
-        self._cancel_loading()
+        for task in self._loading:
+            task.cancel()
         self._spawn(self._engine.disconnect(), self._tasks)
 
     def _advance(self, instruction: Advance) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc.aio
 
@@ -112,9 +113,9 @@ class Engine:
             accept=accept,
         )
 
-    async def disconnect(self) -> None:
-        """Ends the links of a plan that is over."""
-        await self._links.disconnect()
+    def disconnect(self) -> Coroutine[Any, Any, None]:
+        """Leaves the links of a plan that is over; what is returned ends them."""
+        return self._links.disconnect()
 
     def stop_computing(self) -> None:
         """Ends the compute thread after the operator that is being executed; does not wait for it."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -87,8 +88,7 @@ class Links:
         ``accept`` gives None for a header that is expected, else the reason to refuse it. Raises LinkError for the first
         neighbour that is not connected within ``settings.connect_seconds``.
         """
-        self._configured = False
-        await self._close_links()
+        await self.disconnect()
         self._settings = settings
         self._plan = generation
         self.advance(generation)
@@ -106,10 +106,12 @@ class Links:
             link.check_connected()
         self._configured = True
 
-    async def disconnect(self) -> None:
-        """Ends the links of a plan that is over; who dials for a later one is kept waiting for :meth:`configure`."""
+    def disconnect(self) -> Coroutine[Any, Any, None]:
+        """Leaves the links of a plan that is over, and returns what there is to await until they have ended. That neighbours
+        leave them too is no fault from now on. Who dials for a later plan is kept waiting for :meth:`configure`."""
         self._configured = False
-        await self._close_links()
+        links, self._links = list(self._links.values()), {}
+        return _close(links)
 
     def send(self, peer: PeerId, message: Message) -> Future[None]:
         """Encodes and sends; from any thread, without waiting.
@@ -156,7 +158,7 @@ class Links:
         """Ends every link and the worker thread."""
         self._closed = True
         self._changed.set()
-        await self._close_links()
+        await self.disconnect()
         await asyncio.to_thread(self._worker.close)
 
     async def link_for(self, peer: PeerId, generation: Generation) -> Link:
@@ -201,10 +203,6 @@ class Links:
         )
         link.open()
         return link
-
-    async def _close_links(self) -> None:
-        links, self._links = list(self._links.values()), {}
-        await asyncio.gather(*(link.close() for link in links))
 
     async def _wait_for_plan(self, generation: Generation) -> None:
         deadline = time.monotonic() + _PLAN_SECONDS
@@ -285,3 +283,7 @@ class Links:
     def _call_soon(self, callback: Callable[[], None]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
+
+
+async def _close(links: Iterable[Link]) -> None:
+    await asyncio.gather(*(link.close() for link in links))

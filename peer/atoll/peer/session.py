@@ -40,6 +40,7 @@ from atoll.peer.session_values import (
     Compute,
     Connect,
     ConnectionLost,
+    Disconnect,
     ExitCode,
     Fetch,
     Finish,
@@ -49,7 +50,6 @@ from atoll.peer.session_values import (
     LinksReady,
     MeasureLink,
     Outcome,
-    Quit,
     SessionEvent,
     ShellFault,
     StateFetched,
@@ -177,7 +177,7 @@ class Session:
         self.generation = self._assigned_under = event.generation
         self._links_ready = self._loaded = False
         self._fetched = (0, 0.0)
-        return [Compute(Assign(generation=event.generation, payload=event.payload))]
+        return [Disconnect(), Compute(Assign(generation=event.generation, payload=event.payload))]
 
     def _start(self, start: session_pb2.StartStep) -> list[Instruction]:
         if start.generation < self.generation or self.state is SessionState.FAULTED:
@@ -212,7 +212,7 @@ class Session:
         self._links_ready = self._loaded = False
         borrowers = tuple(PeerId(name) for name in lend.borrowers)
         keep = KeepState(generation=self.generation, step=StepNumber(lend.committed_step), borrowers=borrowers)
-        return [Quit(), Compute(keep)]
+        return [*self._stop_lending(), Disconnect(), Compute(keep)]
 
     def _release(self, release: session_pb2.Release) -> list[Instruction]:
         if release.generation != self.generation:

@@ -142,8 +142,8 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Quit:
-    """The plan is over: stop loading, close the links, lend no more what an older plan left here."""
+class Disconnect:
+    """The plan is over: stop loading, leave the links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,5 +180,5 @@ class Finish:
 
 
 Instruction: TypeAlias = (
-    Tell | Compute | Connect | Fetch | Advance | Quit | LendOut | StopLending | Upload | MeasureLink | Finish
+    Tell | Compute | Connect | Fetch | Advance | Disconnect | LendOut | StopLending | Upload | MeasureLink | Finish
 )

@@ -21,9 +21,11 @@ from atoll.coordinator.run.events import (
     PeerGone,
     PeerJoined,
     PeerProgressed,
+    PeersCompared,
     PeerStored,
     PeerVoided,
     PlanMade,
+    ReplanAsked,
     StageReported,
     StateMoved,
     StopAsked,
@@ -378,6 +380,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("lose"), st.sampled_from("abcd")),
     st.tuples(st.just("fault"), st.tuples(st.sampled_from("abcd"), st.sampled_from(sorted(FaultKind)))),
     st.tuples(st.just("time"), st.sampled_from([0.3, 1.0, 20.0, 70.0])),
+    st.tuples(st.just("compare"), st.sampled_from("abcd")),
+    st.tuples(st.just("replan"), st.booleans()),
     st.tuples(st.just("export"), st.none()),
     st.tuples(st.just("stop"), st.booleans()),
 )
@@ -400,6 +404,11 @@ def act(swarm: SimulatedSwarm, kind: str, value: object) -> None:
         fault(swarm, PeerId(value[0]), value[1])
     elif kind == "time" and isinstance(value, float):
         swarm.pass_time(value)
+    elif kind == "compare":
+        swarm.give(PeersCompared(slowdowns={PeerId(str(value)): 5.0}))
+    elif kind == "replan":
+        swarm.moves_pay = bool(value)
+        swarm.give(ReplanAsked())
     elif kind == "export":
         swarm.give(ExportAsked())
     elif kind == "stop":

@@ -311,7 +311,7 @@ class RunMachine:
             # It has dropped what it kept beside its stage.
             context.holdings.keep_only(event.peer, context.names[stage])
         limit = int(context.settings.memory_factor * context.plan.stages[stage].memory_bytes)
-        lowered = context.roster.lower_memory(event.peer, limit, context.settings.memory_floor)
+        lowered = context.roster.lower_memory(event.peer, limit, context.settings.max_shortages)
         after = f"is planned with {lowered / 1e6:.0f} MB from now on" if lowered else "is left out of plans from now on"
         self._fall_back(f"{context.described(event.peer)} ran out of memory and {after}: {event.reason}")
 

@@ -32,14 +32,14 @@ class PeerState(StrEnum):
 @dataclass(slots=True)
 class RosterEntry:
     """One peer; ``reason`` says why it is in that state, where there is something to say. ``phase`` and ``waiting_for`` are
-    what it last said about itself, ``offered_bytes`` the memory that it offered where less is used (else 0)."""
+    what it last said about itself, ``shortages`` is how often it ran out of memory."""
 
     offer: PeerOffer
     state: PeerState = PeerState.JOINED
     reason: str = ""
     phase: str = ""
     waiting_for: PeerId | None = None
-    offered_bytes: int = 0
+    shortages: int = 0
 
 
 class Roster:
@@ -87,13 +87,12 @@ class Roster:
             del self._entries[name]
         return events
 
-    def lower_memory(self, peer: PeerId, num_bytes: int, floor: float) -> int:
-        """The peer may use this much at most; nothing at all where that is below ``floor`` of what it offered in the beginning.
-        Returns what it may use."""
+    def lower_memory(self, peer: PeerId, num_bytes: int, most: int) -> int:
+        """The peer ran out of memory: it is planned with this much at most, and with nothing after ``most`` such times. Returns
+        what it is planned with."""
         entry = self._entries[peer]
-        entry.offered_bytes = entry.offered_bytes or entry.offer.memory_bytes
-        lowered = min(num_bytes, entry.offer.memory_bytes)
-        lowered = lowered if lowered >= floor * entry.offered_bytes else 0
+        entry.shortages += 1
+        lowered = min(num_bytes, entry.offer.memory_bytes) if entry.shortages < most else 0
         entry.offer = replace(entry.offer, memory_bytes=lowered)
         return lowered
 

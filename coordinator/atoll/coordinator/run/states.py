@@ -59,7 +59,7 @@ PHASES: dict[RunState, frozenset[Phase]] = {
 class RunSettings:
     """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most.
     A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run. A peer that ran out of
-    memory is planned with ``memory_factor`` of what it was to need, and left out below ``memory_floor`` of what it offered."""
+    memory is planned with ``memory_factor`` of what it was to need, and left out after ``max_shortages`` such times."""
 
     steps: int
     schedule: LearningRateSchedule
@@ -69,6 +69,6 @@ class RunSettings:
     evaluation_steps: int = 1
     max_voids: int = 3
     memory_factor: float = 0.8
-    memory_floor: float = 0.05
+    max_shortages: int = 5
     restraint: RestraintSettings = field(default_factory=RestraintSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)
