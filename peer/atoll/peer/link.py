@@ -93,6 +93,7 @@ class Link:
         self._queue: list[tuple[EncodedMessage, Future[None]]] = []
         self._connected = asyncio.Event()  # or hopeless: then _fatal says why
         self._fatal: LinkError | None = None
+        self._unsettled: set[MessageKey] = set()
         self._closed = False
         self._superseded = asyncio.Event()
         self._pump: FramePump | None = None
@@ -142,7 +143,7 @@ class Link:
         elif self._outbox is None:
             self._queue.append((message, done))
         else:
-            _chain(self._outbox.submit(message), done)
+            self._hand_over(self._outbox, message, done)
 
     def consumed(self, key: MessageKey) -> None:
         """Lets the neighbour send one more message of this kind and generation."""
@@ -186,6 +187,7 @@ class Link:
             silence_seconds=self._settings.silence_seconds,
             on_event=lambda event: self._report(outbox, event),
             on_written=self._account,
+            on_round_trip=self._usage.traffic(self.peer).echoed,
         )
         error = LinkError(self.peer, "it ended the stream")
         try:
@@ -201,7 +203,7 @@ class Link:
             credit=self._settings.credit,
             generation=self._generation,
             max_message_bytes=self._settings.max_message_bytes,
-            chunk_bytes=paced_chunk_bytes(self._pacers),
+            chunk_bytes=paced_chunk_bytes(self._pacers, self._usage.traffic(self.peer).bytes_per_second),
         )
         self._outbox = outbox = Outbox(
             own=self._own, other=self.peer, stream=stream, wrap=lambda frame: frame, pacers=self._pacers
@@ -209,7 +211,7 @@ class Link:
         if self._patience is not None:
             self._patience.cancel()
         for message, done in self._queue:
-            _chain(outbox.submit(message), done)
+            self._hand_over(outbox, message, done)
         self._queue.clear()
         self._connected.set()
         return outbox
@@ -264,9 +266,21 @@ class Link:
 
     def _account(self, dispatch: Dispatch[frames_pb2.Frame], seconds: float) -> None:
         if dispatch.message is not None:
-            usage = self._usage.of(self.peer, dispatch.message.key.kind)
-            usage.num_bytes += len(dispatch.item.chunk)
-            usage.seconds_busy += seconds
+            key = dispatch.message.key
+            self._usage.of(self.peer, key.kind).num_bytes += len(dispatch.item.chunk)
+            if key in self._unsettled:  # an acknowledgement may be read before the last write returns
+                self._usage.began(self.peer, dispatch.message, time.monotonic() - seconds)
+
+    def _hand_over(self, outbox: Outbox[frames_pb2.Frame], message: EncodedMessage, done: Future[None]) -> None:
+        self._unsettled.add(message.key)
+        submitted = outbox.submit(message)
+        submitted.add_done_callback(lambda future: self._settled(message.key, future))
+        _chain(submitted, done)
+
+    def _settled(self, key: MessageKey, submitted: asyncio.Future[None]) -> None:
+        self._unsettled.discard(key)
+        arrived = not submitted.cancelled() and submitted.exception() is None
+        self._usage.settled(self.peer, key, time.monotonic(), arrived=arrived)
 
     async def _dial(self, address: str) -> None:
         pause = _FIRST_PAUSE_SECONDS

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 from atoll.compression.context import Direction, direction
+from atoll.peer.link_traffic import LinkTraffic
 from atoll.protocol.ids import PeerId
-from atoll.protocol.messages import Kind
+from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
 from atoll.protocol.v1 import session_pb2
 
 
 @dataclass(slots=True)
 class Usage:
-    """``seconds_busy`` is how long the transport took to accept what was written; ``relative_error`` is the last measured."""
+    """``seconds_busy`` is how long something was under way that the target had not acknowledged; ``relative_error`` is the last
+    measured."""
 
     codec: str
     num_bytes: int = 0
     seconds_busy: float = 0.0
     relative_error: float = 0.0
     num_encoded: int = 0
+    under_way: set[MessageKey] = field(default_factory=set)
+    busy_since: float = 0.0
+
+    def began(self, key: MessageKey, now: float) -> None:
+        """A message is under way."""
+        if not self.under_way:
+            self.busy_since = now
+        self.under_way.add(key)
+
+    def settled(self, key: MessageKey, now: float) -> None:
+        """It is no more."""
+        if key in self.under_way:
+            self.under_way.remove(key)
+            self.seconds_busy += now - self.busy_since
+            self.busy_since = now
 
 
 class UsageTable:
-    """One :class:`Usage` a target and direction."""
+    """One :class:`Usage` a target and direction, and one :class:`LinkTraffic` a target."""
 
     def __init__(self, own: PeerId) -> None:
         self._own = own
         self._table: dict[tuple[PeerId, Direction], Usage] = {}
+        self._traffic: defaultdict[PeerId, LinkTraffic] = defaultdict(LinkTraffic)
 
     def of(self, target: PeerId, kind: Kind) -> Usage:
         """The entry to add to."""
@@ -34,6 +53,23 @@ class UsageTable:
         if key not in self._table:
             self._table[key] = Usage(codec="raw")
         return self._table[key]
+
+    def traffic(self, target: PeerId) -> LinkTraffic:
+        """What the link to ``target`` has shown."""
+        return self._traffic[target]
+
+    def began(self, target: PeerId, message: EncodedMessage, now: float) -> None:
+        """A message is being sent and will be settled; said again with each of its frames."""
+        self.of(target, message.key.kind).began(message.key, now)
+        self._traffic[target].began(message.key, message.num_bytes, now)
+
+    def settled(self, target: PeerId, key: MessageKey, now: float, *, arrived: bool) -> None:
+        """The target has a message, or will not have it."""
+        self.of(target, key.kind).settled(key, now)
+        if arrived:
+            self._traffic[target].acknowledged(key, now)
+        else:
+            self._traffic[target].dropped(key)
 
     def report(self) -> tuple[session_pb2.LinkUse, ...]:
         """Every entry, as stage reports carry them."""
@@ -46,6 +82,8 @@ class UsageTable:
                 bytes=usage.num_bytes,
                 seconds_busy=usage.seconds_busy,
                 relative_error=usage.relative_error,
+                bytes_per_second=self._traffic[target].bytes_per_second or 0.0,
+                round_trip_seconds=self._traffic[target].round_trip_seconds or 0.0,
             )
             for (target, way), usage in sorted(self._table.items())
         )

@@ -160,9 +160,10 @@ def pacers_with(pacers: Sequence[Pacer], max_bytes_per_second: float | None) -> 
     return (*pacers, Pacer(max_bytes_per_second)) if max_bytes_per_second else tuple(pacers)
 
 
-def paced_chunk_bytes(pacers: Sequence[Pacer]) -> int:
-    """How large chunks should be that all of ``pacers`` bound."""
-    return chunk_bytes_for(min((pacer.bytes_per_second for pacer in pacers), default=None))
+def paced_chunk_bytes(pacers: Sequence[Pacer], link_rate: float | None = None) -> int:
+    """How large chunks should be that all of ``pacers`` bound, on a link that has shown ``link_rate``."""
+    rates = [pacer.bytes_per_second for pacer in pacers]
+    return chunk_bytes_for(min(rates if link_rate is None else [*rates, link_rate], default=None))
 
 
 def chunk_bytes_for(bytes_per_second: float | None) -> int:

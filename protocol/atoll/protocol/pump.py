@@ -1,7 +1,7 @@
 """Runs an outbox of frames over a gRPC stream: one task reads, one writes, one watches for silence.
 
-A neighbour whose process stands still keeps its connection, so each end sends an empty frame when it has nothing else to say,
-and calls the other silent when nothing at all was heard for a while.
+A neighbour whose process stands still keeps its connection, so each end sends a ping when it has nothing else to say, and calls
+the other silent when nothing at all was heard for a while. How long a pong takes is the round trip, or more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Duplex(Protocol):
 
 
 class FramePump:
-    """For one stream. ``on_event`` and ``on_written(dispatch, seconds)`` are called on the event loop."""
+    """For one stream. ``on_event``, ``on_written(dispatch, seconds)`` and ``on_round_trip(seconds)`` are called on the event
+    loop."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class FramePump:
         silence_seconds: float,
         on_event: Callable[[Arrived | GaveUp | CorruptSender], None],
         on_written: Callable[[Dispatch[frames_pb2.Frame], float], None] = lambda _dispatch, _seconds: None,
+        on_round_trip: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._other = other
         self._duplex = duplex
@@ -55,6 +57,9 @@ class FramePump:
         self._silence_seconds = silence_seconds
         self._on_event = on_event
         self._on_written = on_written
+        self._on_round_trip = on_round_trip
+        self._pinged = 0.0
+        self._num_pings = 0
         self._heard = time.monotonic()
         self._writing = False
         self._stopping = False
@@ -91,8 +96,13 @@ class FramePump:
         try:
             while isinstance(frame := await self._duplex.read(), frames_pb2.Frame):
                 self._heard = time.monotonic()
-                for event in self._outbox.handle(frame):
-                    self._on_event(event)
+                if frame.HasField("ping"):
+                    self._outbox.put(frames_pb2.Frame(pong=frame.ping))
+                elif frame.HasField("pong"):
+                    self._hear_pong(frame.pong)
+                else:
+                    for event in self._outbox.handle(frame):
+                        self._on_event(event)
         except WireError as error:
             raise LinkError(self._other, str(error)) from error
         except STREAM_ERRORS as error:
@@ -102,6 +112,8 @@ class FramePump:
         try:
             while (dispatch := await self._outbox.next()) is not None and not self._stopping:
                 began = time.monotonic()
+                if dispatch.item.HasField("ping"):
+                    self._pinged = began
                 self._writing = True
                 await self._duplex.write(dispatch.item)
                 self._writing = False
@@ -118,7 +130,8 @@ class FramePump:
         period = self._silence_seconds / 5
         while True:
             if not self._writing:
-                self._outbox.put(frames_pb2.Frame())
+                self._num_pings += 1
+                self._outbox.put(frames_pb2.Frame(ping=self._num_pings))
             slept = time.monotonic()
             await asyncio.sleep(period)
             if time.monotonic() - slept > 2 * period:
@@ -126,6 +139,10 @@ class FramePump:
                 self._heard = time.monotonic()
             elif self.silent_seconds > self._silence_seconds:
                 raise LinkError(self._other, f"nothing was heard from it for {self.silent_seconds:.1f} s")
+
+    def _hear_pong(self, number: int) -> None:
+        if number == self._num_pings:
+            self._on_round_trip(time.monotonic() - self._pinged)
 
     def _broken(self, error: BaseException) -> LinkError:
         return LinkError(self._other, f"the stream broke: {describe(error)}")

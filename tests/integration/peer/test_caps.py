@@ -12,6 +12,7 @@ from atoll.protocol.messages import Kind, Message, MessageKey
 from atoll.protocol.pacing import Pacer
 from support.link_swarm import Peer, neighbour, peers
 from support.messages import key_of
+from support.waiting import assert_eventually
 
 CAP = 2e6
 ROOM = 1.1
@@ -58,6 +59,10 @@ async def test_a_neighbour_is_sent_no_more_than_its_owner_allows() -> None:
         to_free = asyncio.create_task(send_and_time(sender, [(free, message(key_of(Kind.ACTIVATION), size))]))
         seconds = await send_and_time(sender, [(capped, message(key_of(Kind.ACTIVATION), size))])
         assert await to_free < seconds
+        await assert_eventually(lambda: all(use.round_trip_seconds > 0 for use in sender.links.uses()))
+        shown = {use.target: use for use in sender.links.uses()}
+    assert 0.5 * CAP <= shown[capped.name].bytes_per_second <= ROOM * CAP < shown[free.name].bytes_per_second
+    assert shown[capped.name].seconds_busy == pytest.approx(seconds, rel=0.2)
     assert seconds >= 2.0
     assert size / seconds <= ROOM * CAP
     assert size / seconds >= 0.5 * CAP

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.messages import CHUNK_BYTES
-from atoll.protocol.pacing import Allowance, Pacer, TokenBucket, chunk_bytes_for
+from atoll.protocol.pacing import Allowance, Pacer, TokenBucket, chunk_bytes_for, paced_chunk_bytes
 
 
 @given(
@@ -144,3 +144,6 @@ def test_chunks_are_smaller_on_slow_links() -> None:
     assert chunk_bytes_for(125e3) == 16 * 1024  # 1 Mbit/s
     assert chunk_bytes_for(1.25e6) == 32 * 1024
     assert chunk_bytes_for(2.5e6) == 64 * 1024
+    assert paced_chunk_bytes([Pacer(2.5e6), Pacer(1e9)]) == 64 * 1024
+    assert paced_chunk_bytes([Pacer(2.5e6)], 1.25e6) == paced_chunk_bytes([], 1.25e6) == 32 * 1024
+    assert paced_chunk_bytes([]) == CHUNK_BYTES

@@ -98,7 +98,7 @@ class Hello(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("message", "hello", "header", "chunk", "acknowledged", "refused", "credit")
+    __slots__ = ("message", "hello", "header", "chunk", "acknowledged", "refused", "credit", "ping", "pong")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,8 @@ class Frame(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     message: int
     hello: Hello
     header: MessageHeader
@@ -113,7 +115,9 @@ class Frame(_message.Message):
     acknowledged: Acknowledged
     refused: Refused
     credit: Credit
-    def __init__(self, message: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., header: _Optional[_Union[MessageHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
+    ping: int
+    pong: int
+    def __init__(self, message: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., header: _Optional[_Union[MessageHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ()
