@@ -104,7 +104,7 @@ def measure_atoll(setting: Setting, hosts: Sequence[Host], folder: Path) -> Meas
     ends: list[float] = []
     with processes.limited():
         coordinator = processes.start("coordinator", hosts[0], words, threads=setting.threads)
-        address = _address(state, coordinator, processes)
+        address = address_of(state, coordinator, processes)
         for number in range(setting.stages):
             host = peer_hosts[number % len(peer_hosts)]
             join = ["-m", "atoll.peer", "join", address, "--name", f"peer-{number + 1}", "--device", "cpu"]
@@ -120,7 +120,7 @@ def measure_atoll(setting: Setting, hosts: Sequence[Host], folder: Path) -> Meas
     return Measured(step_seconds=tuple(seconds[-setting.steps :]), total_seconds=time.perf_counter() - began)
 
 
-def _address(state: Path, coordinator: subprocess.Popen[str], processes: Processes) -> str:
+def address_of(state: Path, coordinator: subprocess.Popen[str], processes: Processes) -> str:
     deadline = time.monotonic() + ADDRESS_SECONDS
     while time.monotonic() < deadline and coordinator.poll() is None:
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):

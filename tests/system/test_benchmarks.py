@@ -43,3 +43,28 @@ async def test_the_pipeline_benchmark_compares_both_sides() -> None:
     assert result["hosts"] == ["loopback"]
     assert result["ratio"] == result["atoll"]["tokens_per_second"] / result["torch"]["tokens_per_second"] > 0
     assert any("loopback" in row for row in table)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+async def test_the_fleets_benchmark_compares_predicted_with_measured() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "benchmarks" / "fleets.py"),
+        *("--fleets", "two,two-hosts", "--steps", "4", "--width", "32"),
+        env=environment(ATOLL_TEST_HOSTS="[]"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+
+    assert process.returncode == 0, errors.decode()
+    *table, line = output.decode().splitlines()
+    answer = json.loads(line)
+    (result,) = answer["results"]
+    assert (result["fleet"], result["stages"], len(result["steps"])) == ("two", 2, 2)
+    assert result["error"] == result["predicted_step_seconds"] / result["measured_step_seconds"] - 1.0
+    assert [stage["peer"] for stage in result["memory"]] == ["peer-1", "peer-2"]
+    assert all(stage["predicted_bytes"] > 0 for stage in result["memory"])
+    assert [one["fleet"] for one in answer["skipped"]] == ["two-hosts"]
+    assert any(row.startswith("two-hosts") and "ATOLL_TEST_HOSTS" in row for row in table)
