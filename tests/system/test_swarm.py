@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 MEMORY = 300_000_000
 FLEET = f"""
 peers:
-  - {{name: attic, threads: 1, memory: {MEMORY}}}
+  - {{name: attic, threads: 1, memory: {MEMORY}, upload: 200Mbps}}
   - {{name: cellar, threads: 1, memory: {MEMORY}, rtt: 20ms}}
 """
 FACTORY = """

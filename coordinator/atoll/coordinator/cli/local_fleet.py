@@ -20,11 +20,13 @@ COORDINATOR = "coordinator"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPeer:
-    """A peer to start. None: as much as there is."""
+    """A peer to start. None: as much as there is. Rates are in bytes a second."""
 
     name: str
     threads: int
     memory_bytes: int | None = None
+    upload: float | None = None
+    download: float | None = None
 
     @property
     def words(self) -> list[str]:
@@ -32,6 +34,9 @@ class LocalPeer:
         words = ["--name", self.name, "--threads", str(self.threads)]
         if self.memory_bytes is not None:
             words += ["--max-memory", str(self.memory_bytes)]
+        for flag, rate in (("--max-upload", self.upload), ("--max-download", self.download)):
+            if rate is not None:
+                words += [flag, f"{8.0 * rate:.0f}bps"]
         return words
 
 
@@ -47,7 +52,14 @@ def peers_of(fleet: Fleet, cores: int) -> tuple[LocalPeer, ...]:
         raise UsageError(f"a peer called {COORDINATOR!r} would write into the coordinator's log: give it another name")
     share = max(1, cores // len(fleet.peers))
     return tuple(
-        LocalPeer(name=peer.name, threads=peer.threads or share, memory_bytes=int(peer.memory)) for peer in fleet.peers
+        LocalPeer(
+            name=peer.name,
+            threads=peer.threads or share,
+            memory_bytes=int(peer.memory),
+            upload=peer.upload,
+            download=peer.download,
+        )
+        for peer in fleet.peers
     )
 
 
@@ -76,7 +88,7 @@ def not_imitated(fleet: Fleet, cores: int) -> str:
 
 
 def _missing(fleet: Fleet) -> Iterator[str]:
-    for key in ("flops", "upload", "download", "rtt"):
+    for key in ("flops", "rtt"):
         if any(getattr(peer, key) is not None for peer in fleet.peers):
             yield key
     if fleet.links:

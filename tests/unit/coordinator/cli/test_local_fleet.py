@@ -31,10 +31,11 @@ def test_equal_peers_share_the_cores() -> None:
     assert {peer.threads for peer in equal_peers(9, 8)} == {1}
 
 
-def test_a_fleet_gives_names_threads_and_memory() -> None:
-    fleet = fleet_of({"name": "attic", "threads": 3, "memory": "500MB"}, {"name": "lab", "flops": "2TFLOPS"})
-    attic, lab = peers_of(fleet, 8)
-    assert attic.words == ["--name", "attic", "--threads", "3", "--max-memory", "500000000"]
+def test_a_fleet_gives_names_threads_and_what_owners_cap() -> None:
+    capped = {"name": "attic", "threads": 3, "memory": "500MB", "upload": "20Mbps", "download": "1.5Gbps"}
+    attic, lab = peers_of(fleet_of(capped, {"name": "lab", "flops": "2TFLOPS"}), 8)
+    caps = ["--max-upload", "20000000bps", "--max-download", "1500000000bps"]
+    assert attic.words == ["--name", "attic", "--threads", "3", "--max-memory", "500000000", *caps]
     assert lab.words == ["--name", "lab", "--threads", "4", "--max-memory", str(2**32)]
 
 
