@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable, PeerSeconds, peer_seconds
 from atoll.coordinator.planning.cuts import Layout, layout_pace
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.pipeline import Exchange, Link, Pipeline, StageTimes, Transfer
+from atoll.coordinator.planning.processors import full
 from atoll.coordinator.planning.segments import CodecCost, PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
+
+HANDOVER_SECONDS = 2e-4
+"""At each end of a message: from thread to thread, beside computing."""
+CARRIED_BYTES_PER_SECOND = 1e9
+"""What a processor core moves between memory and network, at either end. It matters where computing leaves no core free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +113,14 @@ class Predictor:
         """The pipeline of ``layout``; by default with all that memory holds in flight."""
         held = in_flight or self.most_in_flight(layout)
         chosen = self.codecs(layout) if codecs is None else codecs
-        stages = tuple(
+        stages = [
             self._stage(peer, first, end, anew, held[stage]) for stage, (peer, first, end, anew) in enumerate(_stages(layout))
-        )
+        ]
         links = tuple(self._link(layout, stage, chosen[stage]) for stage in range(layout.num_stages - 1))
+        for index in full(stages):
+            stages[index] = _with_messages(stages[index], links[index - 1] if index else None, links[index : index + 1])
         return Pipeline(
-            stages=stages,
+            stages=tuple(stages),
             links=links,
             num_microbatches=self.constraints.num_microbatches,
             exchanges=self._exchanges(layout),
@@ -193,6 +201,18 @@ def _transfer(num_bytes: float, rate: float, latency: float, codec: CodecCost) -
         num_bytes=num_bytes * codec.ratio,
         bytes_per_second=rate,
         latency_seconds=latency,
-        encode_seconds=num_bytes / codec.encode_bytes_per_second,
-        decode_seconds=num_bytes / codec.decode_bytes_per_second,
+        encode_seconds=HANDOVER_SECONDS + num_bytes / codec.encode_bytes_per_second,
+        decode_seconds=HANDOVER_SECONDS + num_bytes / codec.decode_bytes_per_second,
     )
+
+
+def _with_messages(stage: StageTimes, before: Link | None, after: tuple[Link, ...]) -> StageTimes:
+    """The stage where no core is free to take care of its messages beside computing."""
+    forward, backward = stage.forward_seconds, stage.backward_seconds
+    if before is not None:
+        forward += before.forward.decode_seconds + before.forward.num_bytes / CARRIED_BYTES_PER_SECOND
+        backward += before.backward.encode_seconds + before.backward.num_bytes / CARRIED_BYTES_PER_SECOND
+    for link in after:
+        forward += link.forward.encode_seconds + link.forward.num_bytes / CARRIED_BYTES_PER_SECOND
+        backward += link.backward.decode_seconds + link.backward.num_bytes / CARRIED_BYTES_PER_SECOND
+    return replace(stage, forward_seconds=forward, backward_seconds=backward)

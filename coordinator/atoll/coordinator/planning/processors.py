@@ -118,6 +118,16 @@ def crowds_of(tenants: Sequence[Tenant]) -> list[Crowd]:
 
 def crowded(tenants: Sequence[Tenant]) -> list[list[int]]:
     """The tenants of each machine on which they could want more threads than there are cores."""
+    return [members for members, wanted, cores in _machines(tenants) if wanted > cores]
+
+
+def full(tenants: Sequence[Tenant]) -> list[int]:
+    """The tenants of machines on which no core is free while all compute."""
+    return sorted(member for members, wanted, cores in _machines(tenants) if wanted >= cores for member in members)
+
+
+def _machines(tenants: Sequence[Tenant]) -> list[tuple[list[int], int, int]]:
+    """The tenants of each machine that has a name, the threads that they want, and its cores."""
     machines: dict[str, list[int]] = {}
     for index, tenant in enumerate(tenants):
         if tenant.machine and tenant.cores > 0:
@@ -126,8 +136,7 @@ def crowded(tenants: Sequence[Tenant]) -> list[list[int]]:
     for members in machines.values():
         on_it = [tenants[member] for member in members]
         cores = machine_cores(on_it)
-        if sum(threads_of(tenant, cores) for tenant in on_it) > cores:
-            found.append(members)
+        found.append((members, sum(threads_of(tenant, cores) for tenant in on_it), cores))
     return found
 
 

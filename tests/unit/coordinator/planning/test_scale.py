@@ -12,12 +12,13 @@ from support.planning import random_request
 
 
 def seconds_for(num_peers: int, num_segments: int) -> float:
+    """Of the processor's time, for what else the machine does is no matter of the planner's."""
     request = random_request(5, num_peers, num_segments)
-    started = time.monotonic()
+    started = time.process_time()
     planned = plan_placement(request)
     assert len(planned.stages) + len(planned.spares) == num_peers
     assert 1 < len(planned.stages) <= SHORTLIST
-    return time.monotonic() - started
+    return time.process_time() - started
 
 
 @pytest.mark.release
