@@ -17,6 +17,7 @@ from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tenso
 from atoll.compression.context import CodecContext, Direction, context_of, direction
 from atoll.compression.floating import CastCodec
 from atoll.compression.integers import PackedCodec
+from atoll.compression.quantization import BlockCodec
 from atoll.protocol.errors import WireError
 from atoll.protocol.ids import Generation
 from atoll.protocol.messages import EncodedMessage, EncodedTensor, Message, MessageKey
@@ -28,6 +29,10 @@ _MAKERS: Mapping[str, Callable[[], Codec]] = {
     "fp32": lambda: CastCodec("fp32", torch.float32),
     "bf16": lambda: CastCodec("bf16", torch.bfloat16),
     "fp16": lambda: CastCodec("fp16", torch.float16),
+    "int8": lambda: BlockCodec("int8", bits=8, block=64, rotated=False),
+    "int4": lambda: BlockCodec("int4", bits=4, block=64, rotated=True),
+    "int3": lambda: BlockCodec("int3", bits=3, block=64, rotated=True),
+    "int2": lambda: BlockCodec("int2", bits=2, block=64, rotated=True),
     "packed": PackedCodec,
 }
 _LOSSLESS = (RawCodec.name, PackedCodec.name)

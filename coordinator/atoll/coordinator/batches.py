@@ -138,7 +138,7 @@ def encode(
             evaluation=request.evaluation,
         )
         tensors = tuple((name, microbatch.inputs[name].contiguous()) for name in route.inputs)
-        encoded.append((route.peer, encode_message(Message(key=key, tensors=tensors, numbers=numbers))))
+        encoded.append((route.peer, encode_message(Message(key=key, tensors=tensors, numbers=numbers), "packed")))
     return encoded
 
 

@@ -35,6 +35,8 @@ __all__ = ["LinkSettings", "Links"]
 
 _PLAN_SECONDS = 5.0  # how long a dialler of a plan that is not known here yet is kept; then it dials anew
 _MOST_GENERATIONS_AHEAD = 4  # a neighbour hears of a new generation earlier than this peer does, but not of many
+# Only what is used on one side of a link may lose bits; gradients of shared parameters are summed on both.
+_MAY_LOSE = (Kind.ACTIVATION, Kind.GRADIENT)
 _ERROR_SAMPLE = 64  # one message in so many, from the first, is decoded again to measure what its codec loses
 
 
@@ -213,8 +215,7 @@ class Links:
                 return
 
     def _codec_name(self, kind: Kind) -> str:
-        """Only what is used on one side of the link may lose bits: gradients of shared parameters are summed on both."""
-        if kind not in (Kind.ACTIVATION, Kind.GRADIENT):
+        if kind not in _MAY_LOSE:
             return "raw"
         return self._settings.backward_codec if direction(kind) is Direction.BACKWARD else self._settings.forward_codec
 
@@ -240,7 +241,8 @@ class Links:
 
     def _measure(self, peer: PeerId, coder: MessageCoder, message: Message, encoded: EncodedMessage) -> None:
         usage = self._usage.of(peer, message.key.kind)
-        usage.codec = self._codec_name(message.key.kind)
+        if message.key.kind in _MAY_LOSE:
+            usage.codec = self._codec_name(message.key.kind)
         if is_raw(encoded):
             return
         usage.num_encoded += 1

@@ -22,7 +22,7 @@ from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
 
 COLOURS = 3  # channels of the images that the built-in ResNet takes
-CODECS = ("auto", "raw", "bf16", "fp16")
+CODECS = ("auto", "raw", "fp32", "bf16", "fp16", "int8", "int4", "int3", "int2")
 
 
 class OptimizerSection(Section):

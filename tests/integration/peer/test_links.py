@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import pytest
 import torch
 
+from atoll.compression.codec import relative_error
+from atoll.compression.registry import MessageCoder, decode_message, encode_message
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel, start_server
 from atoll.protocol.errors import LinkError
@@ -128,7 +130,7 @@ class Flip:
         yield frame
 
 
-@pytest.mark.parametrize("codec", ["raw", "bf16"])
+@pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "int4"])
 async def test_one_flipped_bit_is_recovered_from(codec: str) -> None:
     flip = Flip(1)
     settings = settings_of(forward_codec=codec)
@@ -137,11 +139,37 @@ async def test_one_flipped_bit_is_recovered_from(codec: str) -> None:
         done = left.links.send(right.name, sent)
         got = (await right.receive()).tensor("0:0")
         expected = sent.tensor("0:0")
-        assert torch.equal(got, expected if codec == "raw" else expected.bfloat16().float())
+        assert torch.equal(got, decode_message(encode_message(sent, codec)).tensor("0:0"))
+        assert relative_error(expected, got) < 0.15
         await asyncio.wait_for(asyncio.wrap_future(done), 10)
         assert flip.left == 0
         assert left.faults.empty()
         assert right.faults.empty()
+
+
+async def test_both_ends_make_the_same_noise_of_the_seed_of_the_run() -> None:
+    settings = settings_of(forward_codec="int4", run_seed=7)
+    async with linked_pair(settings) as (left, right):
+        message = message_of(key_of(), num_elements=1000)
+        got = []
+        for microbatch in (0, 0, 1):
+            sent = Message(key=key_of(microbatch=microbatch), tensors=message.tensors)
+            left.links.send(right.name, sent)
+            got.append((await right.receive()).tensor("0:0"))
+            right.links.consumed(sent.key, left.name)
+            coder = MessageCoder(run_seed=7)
+            assert torch.equal(got[-1], coder.decode(coder.encode(sent, "int4")).tensor("0:0"))
+        assert torch.equal(got[0], got[1])
+        assert not torch.equal(got[0], got[2])
+        assert 0.05 < left.links.uses()[0].relative_error < 0.15
+
+
+async def test_gradients_of_shared_parameters_cross_without_loss() -> None:
+    settings = settings_of(forward_codec="int8", backward_codec="int8")
+    async with linked_pair(settings) as (left, right):
+        message = message_of(key_of(Kind.TIED_GRADIENT), num_elements=1000)
+        left.links.send(right.name, message)
+        assert torch.equal((await right.receive()).tensor("0:0"), message.tensor("0:0"))
 
 
 async def test_repeated_damage_is_blamed_on_the_sender_and_the_link_goes_on() -> None:

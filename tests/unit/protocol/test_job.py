@@ -111,7 +111,8 @@ def test_the_examples_are_valid() -> None:
         ("network.compression=bff16", "network.compression: 'bff16' is not a codec of this version; did you mean 'bf16'?"),
         (
             "network.compression={forward: raw, backward: top-k}",
-            "network.compression.backward: 'top-k' is not a codec of this version; choose 'auto', 'raw', 'bf16' or 'fp16'",
+            "network.compression.backward: 'top-k' is not a codec of this version; choose 'auto', 'raw', 'fp32', 'bf16', "
+            "'fp16', 'int8', 'int4', 'int3' or 'int2'",
         ),
         (
             "durability.copies=2",

@@ -1,0 +1,58 @@
+"""How fast a codec is on this machine: measured, never believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from atoll.compression.codec import Codec
+from atoll.compression.context import CodecContext
+
+_ELEMENTS = 2**18  # 1 MiB of fp32: a small microbatch at a stage boundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSpeed:
+    """Bytes of fp32 tensors a second, in one thread."""
+
+    encode_bytes_per_second: float
+    decode_bytes_per_second: float
+
+    def pays_below(self, ratio: float) -> float:
+        """The bytes a second of the link below which encoding, sending ``ratio`` of the bytes and decoding, one after the
+        other, take less time than sending all bytes; infinite where the codec costs nothing."""
+        seconds = 1.0 / self.encode_bytes_per_second + 1.0 / self.decode_bytes_per_second
+        return (1.0 - ratio) / seconds if seconds > 0 else math.inf
+
+
+def measure_speed(
+    codec: Codec, clock: Callable[[], float], *, num_elements: int = _ELEMENTS, repetitions: int = 5
+) -> CodecSpeed:
+    """The fastest of some repetitions on random numbers, after one to warm up: a few milliseconds. ``clock`` is in seconds.
+
+    A codec with state is reset before each, so what it learns in the first tensor is part of the cost.
+    """
+    tensor = torch.randn(num_elements, generator=torch.Generator().manual_seed(0))
+    shape, context = tuple(tensor.shape), CodecContext(edge="speed")
+    encoding, decoding = math.inf, math.inf
+    for repetition in range(repetitions + 1):
+        codec.reset()
+        started = clock()
+        data = codec.encode(tensor, context)
+        encoded = clock()
+        if data is None:  # it does nothing to such tensors
+            return CodecSpeed(encode_bytes_per_second=math.inf, decode_bytes_per_second=math.inf)
+        codec.reset()
+        resumed = clock()
+        codec.decode(data, tensor.dtype, shape, context)
+        ended = clock()
+        if repetition:
+            encoding, decoding = min(encoding, encoded - started), min(decoding, ended - resumed)
+    num_bytes = tensor.numel() * tensor.dtype.itemsize
+    return CodecSpeed(
+        encode_bytes_per_second=num_bytes / encoding if encoding > 0 else math.inf,
+        decode_bytes_per_second=num_bytes / decoding if decoding > 0 else math.inf,
+    )

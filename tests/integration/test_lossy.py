@@ -1,0 +1,59 @@
+"""Runs over lossy links: the same bits each time, losses beside a lossless run's, and what crosses is as short as said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from atoll.coordinator.events import LinkEvent, StepEvent
+from atoll.coordinator.run_files import WEIGHTS
+from atoll.protocol.job import Compression, NetworkSection
+from support.coordinated import coordinated, tiny_job
+
+STEPS, MICROBATCHES = 10, 2
+CROSSING = 2 * 32 * 64  # rows, tokens and width of what crosses in a microbatch
+Run = tuple[list[float], dict[str, torch.Tensor], list[LinkEvent]]
+
+
+async def train(folder: Path, state: str, forward: str, backward: str) -> Run:
+    """Losses, weights and links of a run of three stages whose embedding is shared by the first and the last."""
+    job = tiny_job(folder, steps=STEPS, options={"width": 64}, plan={"stages": 3})
+    network = NetworkSection(compression=Compression(forward=forward, backward=backward))
+    async with coordinated(job.model_copy(update={"network": network}), folder / state, peers=3) as run:
+        outcome = await run.ended()
+    assert outcome.finished, outcome.reason
+    losses = [event.loss for event in run.told(StepEvent)]
+    return losses, load_file(folder / state / WEIGHTS), run.told(LinkEvent)
+
+
+@pytest.mark.parametrize(("forward", "backward", "difference"), [("int8", "int8", 2e-3), ("int4", "int4", 5e-2)])
+async def test_a_lossy_run_is_reproducible_and_near_a_lossless_one(
+    tmp_path: Path, forward: str, backward: str, difference: float
+) -> None:
+    losses, weights, links = await train(tmp_path, "first", forward, backward)
+    again, weights_again, _ = await train(tmp_path, "again", forward, backward)
+    assert losses == again
+    assert all(torch.equal(weights_again[name], tensor) for name, tensor in weights.items())
+
+    raw, _, _ = await train(tmp_path, "raw", "raw", "raw")
+    assert raw[-1] < raw[0] - 0.05
+    assert losses != raw
+    assert losses == pytest.approx(raw, abs=difference)
+
+    used = {(link.source, link.target): link for link in links}
+    assert used["peer-0", "peer-1"].codec == used["peer-1", "peer-2"].codec == forward
+    assert used["peer-1", "peer-0"].codec == used["peer-2", "peer-1"].codec == backward
+    assert used["peer-0", "peer-2"].codec == "raw"  # both sum the shared weights' gradients, so both must see the same
+    assert all(0 < link.relative_error < 0.2 for link in links if link.codec != "raw")
+
+
+async def test_what_crosses_is_as_short_as_the_codec_says(tmp_path: Path) -> None:
+    _, _, links = await train(tmp_path, "first", "int8", "int2")
+    sent = {(link.source, link.target): link.bytes for link in links}
+    assert sent["peer-0", "peer-1"] == STEPS * MICROBATCHES * CROSSING * 33 // 32
+    num_messages, rest = divmod(sent["peer-1", "peer-0"], CROSSING * 9 // 32)
+    assert rest == 0
+    assert num_messages >= (STEPS - 1) * MICROBATCHES  # the last report may leave before the last gradient
