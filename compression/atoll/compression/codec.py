@@ -116,10 +116,11 @@ def error_and_norm(original: Tensor, decoded: Tensor) -> tuple[float, float]:
     """``|original - decoded|`` and ``|original|``, 2-norms over the finite elements of floating-point tensors."""
     if not original.is_floating_point():
         return 0.0, 0.0
-    wanted = original.detach().to(decoded.device, torch.promote_types(original.dtype, torch.float32))
+    wanted = original.detach().to(decoded.device, torch.promote_types(original.dtype, torch.float32), copy=True)
     difference = (wanted - decoded).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    norm = torch.linalg.vector_norm(wanted.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
-    return float(torch.linalg.vector_norm(difference)), float(norm)
+    wanted.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    error, norm = (torch.linalg.vector_norm(part, dtype=torch.float64) for part in (difference, wanted))
+    return float(error), float(norm)
 
 
 def relative_error(original: Tensor, decoded: Tensor) -> float:

@@ -78,5 +78,6 @@ def test_any_values(values: list[float], name: str) -> None:
 def test_relative_error() -> None:
     assert relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == pytest.approx(0.1)
     assert relative_error(torch.tensor([3.0, float("inf"), 4.0]), torch.tensor([3.0, float("inf"), 4.5])) == pytest.approx(0.1)
+    assert relative_error(torch.tensor([3e30, 4e30]), torch.tensor([3e30, 4.5e30])) == pytest.approx(0.1)
     assert relative_error(torch.zeros(2), torch.zeros(2)) == 0.0
     assert relative_error(torch.tensor([1]), torch.tensor([2])) == 0.0
