@@ -6,8 +6,8 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,8 @@ import typer
 from atoll.coordinator.cli import formatting
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, JobOverrides
-from atoll.coordinator.cli.status import ask_status
+from atoll.coordinator.cli.status import ask_fleet
 from atoll.coordinator.planning.goodput import expected_step_seconds
-from atoll.protocol.ids import PeerId
 
 if TYPE_CHECKING:
     from atoll.coordinator.events import StageSummary
@@ -26,7 +25,10 @@ if TYPE_CHECKING:
     from atoll.coordinator.planning.network import Network
     from atoll.coordinator.planning.planner import Planned
     from atoll.coordinator.planning.segments import PeerOffer
+    from atoll.coordinator.sizing import Sized
+    from atoll.protocol.ids import PeerId
     from atoll.protocol.job import Job
+    from atoll.protocol.v1.session_pb2 import Measured
 
 PICTURE = Path("plan.svg")
 COLUMNS = ("stage", "peer", "layers", "memory", "in flight", "a microbatch", "busy", "sends a step", "receives a step")
@@ -79,8 +81,8 @@ def command(
     from atoll.protocol.job import load_job
 
     loaded = load_job(job, overrides or ())
-    offers, network = _from_fleet(fleet) if fleet is not None else _from_coordinator(against)
-    answer = replace(make_answer(loaded, offers, network), failures_per_hour=failures_per_hour)
+    known = _from_fleet(fleet) if fleet is not None else _from_coordinator(against)
+    answer = replace(make_answer(loaded, known), failures_per_hour=failures_per_hour)
     drawn = picture or (None if as_json else PICTURE)
     if drawn is not None:
         drawn.write_text(_picture(answer, loaded.name), encoding="utf-8")
@@ -91,28 +93,32 @@ def command(
         print(f"\na picture of the step is in {drawn}")
 
 
-def _from_fleet(path: Path) -> tuple[tuple[PeerOffer, ...], Network]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of the peers to plan for; ``measured`` by peer and by the fingerprint of what it measured."""
+
+    offers: tuple[PeerOffer, ...]
+    network: Network
+    measured: Mapping[PeerId, Mapping[str, Measured]] = field(default_factory=dict)
+
+
+def _from_fleet(path: Path) -> Known:
     from atoll.coordinator.planning.fleet import fleet_network, fleet_offers, load_fleet
 
     fleet = load_fleet(path)
-    return fleet_offers(fleet), fleet_network(fleet)
+    return Known(offers=fleet_offers(fleet), network=fleet_network(fleet))
 
 
-def _from_coordinator(target: str | None) -> tuple[tuple[PeerOffer, ...], Network]:
-    from atoll.coordinator.planning.network import build_network
-    from atoll.coordinator.planning.segments import PeerOffer
+def _from_coordinator(target: str | None) -> Known:
+    from atoll.coordinator.fleet_report import measured_in, network_in, offers_in
 
-    present = [peer for peer in ask_status(target).peers if peer.state not in ("left", "lost")]
-    if not present:
+    reply = ask_fleet(target)
+    if not reply.peers:
         raise UsageError(f"no peer has joined {target}; start one, or plan for a fleet file with --fleet")
-    offers = tuple(
-        PeerOffer(name=PeerId(peer.name), flops_per_second=peer.flops_per_second, memory_bytes=peer.memory_bytes)
-        for peer in present
-    )
-    return offers, build_network(offer.name for offer in offers)
+    return Known(offers=offers_in(reply), network=network_in(reply), measured=measured_in(reply))
 
 
-def make_answer(job: Job, offers: tuple[PeerOffer, ...], network: Network) -> Answer:
+def make_answer(job: Job, known: Known) -> Answer:
     """Trace the job's model and plan it. Raises JobError, TraceError or PlacementError."""
     from atoll.coordinator.planning.forecast import forecast, forecast_links, what_if
     from atoll.coordinator.planning.planner import as_plan, plan_placement
@@ -120,9 +126,9 @@ def make_answer(job: Job, offers: tuple[PeerOffer, ...], network: Network) -> An
     from atoll.protocol.ids import StepNumber
 
     with tempfile.TemporaryDirectory(prefix="atoll-plan-") as cache:
-        sized = open_sizing(job, Path(cache)).choose(offers, network)
+        sized = open_sizing(job, Path(cache)).choose(known.offers, known.network)
         num_units = sized.feed.batch(StepNumber(1)).num_tokens
-    request = sized.model.request(offers, network)
+        request = sized.model.request(_with_measured(known, sized), known.network)
     planned = plan_placement(request)
     return Answer(
         planned=planned,
@@ -133,6 +139,18 @@ def make_answer(job: Job, offers: tuple[PeerOffer, ...], network: Network) -> An
         what_if=what_if(request, planned),
         units_per_second=num_units / planned.step_seconds,
         unit=str(sized.feed.unit),
+    )
+
+
+def _with_measured(known: Known, sized: Sized) -> tuple[PeerOffer, ...]:
+    """The peers with the times of this job's parts, for those who have measured all of them."""
+    from atoll.coordinator.segment_measuring import prepare_measuring
+
+    if not any(known.measured.values()):
+        return known.offers
+    measuring = prepare_measuring(sized.model, sized.feed)
+    return tuple(
+        replace(offer, measured=measuring.seconds(known.measured.get(offer.name, {})).seconds) for offer in known.offers
     )
 
 

@@ -18,7 +18,16 @@ from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import find_address
 from atoll.coordinator.run_files import WEIGHTS
 from atoll.protocol.errors import SessionError
-from atoll.protocol.v1.operator_pb2 import ExportReply, ExportRequest, PeerStatus, StatusReply, StatusRequest, StopRequest
+from atoll.protocol.v1.operator_pb2 import (
+    ExportReply,
+    ExportRequest,
+    FleetReply,
+    FleetRequest,
+    PeerStatus,
+    StatusReply,
+    StatusRequest,
+    StopRequest,
+)
 from atoll.protocol.v1.operator_pb2_grpc import OperatorStub
 
 STATUS_SECONDS = 10.0
@@ -82,6 +91,12 @@ def _exported(target: str | None, state: Path | None) -> tuple[Path, int]:
 def ask_status(target: str | None, state: Path | None = None) -> StatusReply:
     """How the run at ``target`` stands. Raises UsageError or SessionError."""
     reply: StatusReply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    return reply
+
+
+def ask_fleet(target: str | None) -> FleetReply:
+    """What the coordinator at ``target`` knows of its peers and links. Raises UsageError or SessionError."""
+    reply: FleetReply = _ask(target, None, lambda stub: stub.Fleet(FleetRequest(), timeout=STATUS_SECONDS))
     return reply
 
 
