@@ -9,6 +9,7 @@ import pytest
 
 from atoll.coordinator.cli import plan
 from atoll.coordinator.cli.exits import ExitStatus
+from atoll.coordinator.cli.plan_answer import lines
 from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.events import PeerEvent
 from atoll.coordinator.fleet_report import measured_in, network_in, offers_in
@@ -75,7 +76,7 @@ def test_what_peers_measured_replaces_the_estimate(tmp_path: Path) -> None:
     answer = plan.make_answer(job, known)
     assert not any(stage.estimated_compute for stage in answer.forecasts)
     assert not any(link.estimated for link in answer.links)
-    assert "~" not in "\n".join(plan.lines(answer))
+    assert "~" not in "\n".join(lines(answer))
     for stage in answer.planned.stages:
         # Each part takes 0.25 s forward, backward and for its weights; starting work adds a little.
         assert stage.compute_seconds == pytest.approx(0.75 * (stage.end - stage.first), rel=0.1)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.coordinator.cli import formatting
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, JobOverrides
+from atoll.coordinator.cli.plan_answer import Answer, as_dict, draw, lines
 from atoll.coordinator.cli.status import ask_fleet
-from atoll.coordinator.planning.goodput import expected_step_seconds
 
 if TYPE_CHECKING:
-    from atoll.coordinator.events import StageSummary
-    from atoll.coordinator.planning.forecast import LinkForecast, StageForecast, WhatIf
     from atoll.coordinator.planning.network import Network
-    from atoll.coordinator.planning.planner import Planned
     from atoll.coordinator.planning.segments import PeerOffer
     from atoll.coordinator.sizing import Sized
     from atoll.protocol.ids import PeerId
@@ -31,33 +25,6 @@ if TYPE_CHECKING:
     from atoll.protocol.v1.session_pb2 import Measured
 
 PICTURE = Path("plan.svg")
-COLUMNS = ("stage", "peer", "layers", "memory", "in flight", "a microbatch", "busy", "sends a step", "receives a step")
-LINK_COLUMNS = ("from", "to", "direction", "codec", "a microbatch", "bandwidth", "delay", "busy")
-ESTIMATED = "~"
-"""Before a figure that rests on an estimate."""
-FEW = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Everything that is printed. ``unit`` is tokens or samples, ``microbatch`` counts samples; ``failures_per_hour`` are
-    expected by the operator."""
-
-    planned: Planned
-    microbatch: int
-    summaries: tuple[StageSummary, ...]
-    forecasts: tuple[StageForecast, ...]
-    links: tuple[LinkForecast, ...]
-    what_if: tuple[WhatIf, ...]
-    units_per_second: float
-    unit: str
-    failures_per_hour: float = 0.0
-
-    @property
-    def goodput(self) -> float:
-        """Units a second of steps that are committed, with those failures."""
-        step = self.planned.step_seconds
-        return self.units_per_second * step / expected_step_seconds(step, failures_per_hour=self.failures_per_hour)
 
 
 def command(
@@ -85,7 +52,7 @@ def command(
     answer = replace(make_answer(loaded, known), failures_per_hour=failures_per_hour)
     drawn = picture or (None if as_json else PICTURE)
     if drawn is not None:
-        drawn.write_text(_picture(answer, loaded.name), encoding="utf-8")
+        drawn.write_text(draw(answer, loaded.name), encoding="utf-8")
     if as_json:
         print(json.dumps(as_dict(answer)))
     else:
@@ -152,143 +119,3 @@ def _with_measured(known: Known, sized: Sized) -> tuple[PeerOffer, ...]:
     return tuple(
         replace(offer, measured=measuring.seconds(known.measured.get(offer.name, {})).seconds) for offer in known.offers
     )
-
-
-def lines(answer: Answer) -> Iterator[str]:
-    """The answer for people."""
-    planned = answer.planned
-    yield from formatting.table([COLUMNS, *_rows(answer)])
-    if answer.links:
-        yield ""
-        yield from formatting.table([LINK_COLUMNS, *map(_link_row, answer.links)])
-    yield ""
-    step = formatting.seconds(planned.step_seconds)
-    yield f"predicted    {step} a step, {answer.units_per_second:,.0f} {answer.unit}/s"
-    number, size = planned.pipeline.num_microbatches, answer.microbatch
-    yield f"microbatch   {_counted(size, 'sample')}, {_counted(number, 'microbatch', 'microbatches')} a step"
-    if answer.failures_per_hour:
-        often = f"{answer.failures_per_hour:g} {'failure' if answer.failures_per_hour == 1 else 'failures'} an hour"
-        yield f"goodput      {answer.goodput:,.0f} {answer.unit}/s with {often} that void a step each"
-    yield f"bottleneck   {planned.bottleneck.sentence}"
-    for one in answer.what_if:
-        yield f"what if      {one.sentence}"
-    for spare in planned.spares:
-        yield f"spare        {spare.peer}: {spare.reason}"
-    for sentence in _estimates(answer):
-        yield f"{ESTIMATED} estimated  {sentence}"
-
-
-def _estimates(answer: Answer) -> Iterator[str]:
-    """What of the answer rests on an estimate, and on which."""
-    peers = [str(one.peer) for one in answer.forecasts if one.estimated_compute]
-    if peers:
-        where = _few(peers, len(answer.forecasts), "every peer", "peers")
-        yield f"computing at {where}: from speed alone, not from parts of this model that ran there"
-    links = [f"{one.source} to {one.target}" for one in answer.links if one.estimated]
-    if links:
-        where = _few(links, len(answer.links), "any two neighbours", "links")
-        yield f"bandwidth of {where}: from the peers' lines or other links, not measured between the two"
-
-
-def _few(names: list[str], count: int, everyone: str, noun: str) -> str:
-    """The names, unless they are all or many."""
-    if len(names) == count > 1:
-        return everyone
-    return ", ".join(names) if len(names) <= FEW else f"{len(names)} of {count} {noun}"
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
-
-
-def _mark(text: str, estimated: bool) -> str:
-    return f"{ESTIMATED}{text}" if estimated else text
-
-
-def _link_row(link: LinkForecast) -> tuple[str, ...]:
-    return (
-        link.source,
-        link.target,
-        link.direction,
-        link.codec,
-        formatting.size(link.num_bytes),
-        _mark(formatting.rate(link.bytes_per_second), link.estimated),
-        formatting.seconds(link.latency_seconds),
-        f"{link.busy_share:.0%}",
-    )
-
-
-def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
-    for summary, stage, one in zip(answer.summaries, answer.planned.stages, answer.forecasts, strict=True):
-        layers = summary.first if summary.first == summary.last else f"{summary.first} - {summary.last}"
-        yield (
-            str(summary.stage),
-            stage.peer,
-            layers,
-            f"{formatting.size(one.memory_bytes)} of {formatting.size(one.allowed_bytes)}",
-            f"{stage.in_flight}{', recomputing' if stage.recompute else ''}",
-            _mark(formatting.seconds(stage.compute_seconds), one.estimated_compute),
-            f"{one.busy_share:.0%}",
-            formatting.size(one.sent_bytes),
-            formatting.size(one.received_bytes),
-        )
-
-
-def as_dict(answer: Answer) -> dict[str, Any]:
-    """The answer for scripts: the keys of the event ``plan``, and more."""
-    planned = answer.planned
-    stages = [
-        {
-            "stage": int(summary.stage),
-            "peers": list(summary.peers),
-            "first": summary.first,
-            "last": summary.last,
-            "parameters": summary.parameters,
-            "predicted_memory_bytes": summary.predicted_memory_bytes,
-            "allowed_memory_bytes": one.allowed_bytes,
-            "in_flight": stage.in_flight,
-            "recompute": stage.recompute,
-            "microbatch_seconds": stage.compute_seconds,
-            "busy_share": one.busy_share,
-            "sent_bytes": one.sent_bytes,
-            "received_bytes": one.received_bytes,
-            "estimated_compute": one.estimated_compute,
-            "estimated_link": one.estimated_link,
-        }
-        for summary, stage, one in zip(answer.summaries, planned.stages, answer.forecasts, strict=True)
-    ]
-    return {
-        "event": "plan",
-        "generation": 0,
-        "stages": stages,
-        "links": [_link_dict(link) for link in answer.links],
-        "predicted_step_seconds": planned.step_seconds,
-        "microbatch": answer.microbatch,
-        "num_microbatches": planned.pipeline.num_microbatches,
-        f"predicted_{answer.unit}_per_second": answer.units_per_second,
-        "failures_per_hour": answer.failures_per_hour,
-        f"goodput_{answer.unit}_per_second": answer.goodput,
-        "bottleneck": planned.bottleneck.sentence,
-        "bottleneck_kind": str(planned.bottleneck.kind),
-        "spares": [{"name": spare.peer, "code": spare.code, "reason": spare.reason} for spare in planned.spares],
-        "what_if": [
-            {"change": one.change, "predicted_step_seconds": one.step_seconds, "sentence": one.sentence}
-            for one in answer.what_if
-        ],
-    }
-
-
-def _link_dict(link: LinkForecast) -> dict[str, Any]:
-    """A link of the answer; a bandwidth without limit is null."""
-    values = dataclasses.asdict(link)
-    return {**values, "bytes_per_second": link.bytes_per_second if math.isfinite(link.bytes_per_second) else None}
-
-
-def _picture(answer: Answer, title: str) -> str:
-    from atoll.coordinator.cli.timeline import timeline
-
-    planned = answer.planned
-    lanes = [f"{stage} · {one.peer}" for stage, one in enumerate(planned.stages)]
-    heading = f"{title}: a predicted step of {formatting.seconds(planned.step_seconds)} in {len(lanes)} stages"
-    notes = [f"bottleneck: {planned.bottleneck.sentence}", *(f"{ESTIMATED} estimated: {one}" for one in _estimates(answer))]
-    return timeline(lanes, planned.simulation, heading, notes)
