@@ -26,8 +26,15 @@ class StateKeeper(Protocol):
     async def receive(self, context: transfer.Context) -> None:
         """Serve one StoreState stream."""
 
-    async def send(self, context: transfer.Context, peer: PeerId, generation: Generation, names: tuple[str, ...]) -> None:
-        """Serve one FetchState stream."""
+    async def send(
+        self,
+        context: transfer.Context,
+        peer: PeerId,
+        generation: Generation,
+        names: tuple[str, ...],
+        max_bytes_per_second: float,
+    ) -> None:
+        """Serve one FetchState stream, no faster than that (0: no limit)."""
 
 
 class OperatorDesk(Protocol):
@@ -76,7 +83,8 @@ class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
     async def FetchState(self, request: session_pb2.FetchStateRequest, context: transfer.Context) -> None:
         """A peer fetches the first values that it cannot make itself."""
         try:
-            await self._state.send(context, PeerId(request.peer), Generation(request.generation), tuple(request.names))
+            peer, limit = PeerId(request.peer), request.max_bytes_per_second
+            await self._state.send(context, peer, Generation(request.generation), tuple(request.names), limit)
         except AtollError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 

@@ -73,8 +73,15 @@ class StateKeeper:
         """Serve one StoreState stream."""
         await transfer.receive_state(context, self._judge, self._store)
 
-    async def send(self, context: transfer.Context, peer: PeerId, generation: Generation, names: tuple[str, ...]) -> None:
-        """Serve one FetchState stream."""
+    async def send(
+        self,
+        context: transfer.Context,
+        peer: PeerId,
+        generation: Generation,
+        names: tuple[str, ...],
+        max_bytes_per_second: float,
+    ) -> None:
+        """Serve one FetchState stream, no faster than that (0: no limit)."""
         allowed = self._to_fetch.get((generation, peer), frozenset())
         foreign = [name for name in names if name not in allowed]
         if foreign or self._first_values is None:
@@ -87,7 +94,9 @@ class StateKeeper:
             source=StageIndex(0),
             target=StageIndex(0),
         )
-        await transfer.stream_state(context, key, self._noted(peer, names), self._first_values.value)
+        await transfer.stream_state(
+            context, key, self._noted(peer, names), self._first_values.value, max_bytes_per_second=max_bytes_per_second
+        )
 
     def _noted(self, peer: PeerId, names: tuple[str, ...]) -> Iterator[str]:
         """The names, each as its turn comes; the run hears that the transfer moves."""

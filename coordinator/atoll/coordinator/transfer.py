@@ -15,9 +15,11 @@ from atoll.compression.registry import decode_message, encode_message
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.framing import Arrived, CorruptSender, GaveUp, MessageStream, frames_of
 from atoll.protocol.ids import PeerId
-from atoll.protocol.messages import EncodedMessage, Message, MessageHeader, MessageKey
+from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
 from atoll.protocol.outbox import Outbox
+from atoll.protocol.pacing import paced_chunk_bytes, pacers_with, take_turns
 from atoll.protocol.pump import FramePump
+from atoll.protocol.sending import urgency
 from atoll.protocol.transfer import COORDINATOR, STATE_CREDIT, TRANSFER_SILENCE_SECONDS
 from atoll.protocol.v1 import frames_pb2
 
@@ -56,12 +58,16 @@ async def stream_state(
     names: Iterable[str],
     source: Source,
     *,
+    max_bytes_per_second: float = 0.0,
     silence_seconds: float = TRANSFER_SILENCE_SECONDS,
 ) -> None:
-    """Answers a FetchState request. ``source`` gives a tensor by name, on another thread."""
+    """Answers a FetchState request, no faster than the peer's owner lets it (0: no limit). ``source`` gives a tensor by name,
+    on another thread."""
+    pacers = pacers_with((), max_bytes_per_second)
     for number, name in enumerate(names, start=1):
         encoded = await asyncio.to_thread(_encode, key, name, source)
-        for frame in frames_of(encoded, number):
+        for frame in frames_of(encoded, number, paced_chunk_bytes(pacers)):
+            await take_turns(pacers, frame.ByteSize(), urgency(Kind.STATE), silence_seconds)
             await asyncio.wait_for(context.write(frame), silence_seconds)
 
 

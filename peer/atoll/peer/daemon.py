@@ -269,7 +269,8 @@ class Peer:
         self._fetching_from = tuple(donor.peer for donor in assignment.donors)
         doing = "fetching state from the coordinator"
         try:
-            given = await fetch_state(self._connection.stub, self._own, generation, assignment.fetch, judge)
+            stub, cap = self._connection.stub, self._settings.max_download
+            given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap)
             doing = "fetching state from other peers"
             given |= await borrow_state(self._own, assignment, self._count_fetched, self._settings.max_download)
         except AtollError as error:

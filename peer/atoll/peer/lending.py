@@ -19,7 +19,7 @@ from atoll.peer.events import StateKept
 from atoll.protocol.framing import frames_of
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
-from atoll.protocol.pacing import Pacer, paced_chunk_bytes, pacers_with
+from atoll.protocol.pacing import Pacer, paced_chunk_bytes, pacers_with, take_turns
 from atoll.protocol.sending import urgency
 from atoll.protocol.state import StateDigest, split_name
 from atoll.protocol.transfer import TRANSFER_SILENCE_SECONDS
@@ -104,11 +104,10 @@ class Lending(state_pb2_grpc.StateServicer):
 
     async def _write(self, context: Context, loan: Loan, parts: Iterable[state_pb2.StatePart], pacers: Sequence[Pacer]) -> None:
         for part in parts:
-            for pacer in pacers:
-                await pacer.take(part.ByteSize(), urgency(Kind.STATE))
             if self._loan is not loan:
                 await context.abort(grpc.StatusCode.ABORTED, f"{self._own} lends this no more")
             try:
+                await take_turns(pacers, part.ByteSize(), urgency(Kind.STATE), TRANSFER_SILENCE_SECONDS)
                 await asyncio.wait_for(context.write(part), TRANSFER_SILENCE_SECONDS)
             except TimeoutError:
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the borrower does not read")

@@ -72,9 +72,11 @@ async def fetch_state(
     names: Sequence[str],
     accept: Accept,
     *,
+    max_download: float | None = None,
     silence_seconds: float = TRANSFER_SILENCE_SECONDS,
 ) -> dict[str, Tensor]:
-    """The tensors called ``names``. ``accept`` judges each header (one tensor) before it is allocated.
+    """The tensors called ``names``, at ``max_download`` bytes a second at most. ``accept`` judges each header (one tensor)
+    before it is allocated.
 
     Damaged tensors are fetched again. Raises LinkError when some are missing or damaged after three attempts, and at once
     when the coordinator is gone or silent, or sends what is not accepted.
@@ -85,7 +87,8 @@ async def fetch_state(
         missing = [name for name in names if name not in found]
         if not missing:
             break
-        request = session_pb2.FetchStateRequest(peer=own, generation=generation, names=missing)
+        limit = max_download or 0.0
+        request = session_pb2.FetchStateRequest(peer=own, generation=generation, names=missing, max_bytes_per_second=limit)
         problem = await _fetch(stub.FetchState(request), accept, generation, set(missing), found, silence_seconds) or problem
     missing = [name for name in names if name not in found]
     if missing:

@@ -9,6 +9,7 @@ for it. Counted are the bytes handed to gRPC; the headers of TCP and IP, about 3
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -156,8 +157,17 @@ class Allowance:
 
 
 def pacers_with(pacers: Sequence[Pacer], max_bytes_per_second: float | None) -> tuple[Pacer, ...]:
-    """``pacers``, and one of its own for a stream whose receiver has a limit; None and 0 are no limit."""
-    return (*pacers, Pacer(max_bytes_per_second)) if max_bytes_per_second else tuple(pacers)
+    """``pacers``, and one of its own for a stream whose receiver has a limit; None, 0 and what is no rate are no limit."""
+    if max_bytes_per_second is None or not 0.0 < max_bytes_per_second < math.inf:
+        return tuple(pacers)
+    return (*pacers, Pacer(max_bytes_per_second))
+
+
+async def take_turns(pacers: Sequence[Pacer], num_bytes: int, urgency: int, within_seconds: float) -> None:
+    """Returns when all of ``pacers`` let ``num_bytes`` be sent. Raises TimeoutError where they do not in time."""
+    async with asyncio.timeout(within_seconds):
+        for pacer in pacers:
+            await pacer.take(num_bytes, urgency)
 
 
 def paced_chunk_bytes(pacers: Sequence[Pacer], link_rate: float | None = None) -> int:

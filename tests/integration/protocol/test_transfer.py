@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from atoll.protocol.errors import AtollError, LinkError, ResourceError
 from atoll.protocol.framing import frames_of
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
+from atoll.protocol.pacing import Pacer
 from atoll.protocol.v1 import frames_pb2, session_pb2, session_pb2_grpc
 from support.messages import key_of
 
@@ -49,7 +51,13 @@ class Store(session_pb2_grpc.CoordinatorServicer):
 
     async def FetchState(self, request: session_pb2.FetchStateRequest, context: Context) -> None:
         damaging = Damaging(context, self)
-        await stream_state(damaging, key_of(Kind.STATE), request.names, self.tensors.__getitem__)  # type: ignore[arg-type]
+        await stream_state(
+            damaging,  # type: ignore[arg-type]
+            key_of(Kind.STATE),
+            request.names,
+            self.tensors.__getitem__,
+            max_bytes_per_second=request.max_bytes_per_second,
+        )
 
     async def _take(self, peer: PeerId, key: MessageKey, name: str, tensor: Tensor) -> None:
         self.write(name)
@@ -94,6 +102,18 @@ async def test_a_shard_of_300_megabytes_crosses_both_ways_under_the_default_limi
         assert all(torch.equal(shard[name], store.tensors[name]) for name in shard)
         fetched = await fetch_state(stub, PEER, Generation(1), list(shard), accept)
         assert all(torch.equal(shard[name], fetched[name]) for name in shard)
+
+
+async def test_both_ways_are_as_slow_as_owners_want() -> None:
+    state = {"weight": torch.randn(125_000)}
+    async with store_and_stub() as (_, stub):
+        began = time.monotonic()
+        await store_state(stub, PEER, key_of(Kind.STATE), iter(state.items()), pacers=(Pacer(1e6),))
+        stored = time.monotonic()
+        fetched = await fetch_state(stub, PEER, Generation(1), ["weight"], accept, max_download=1e6)
+        ended = time.monotonic()
+    assert torch.equal(fetched["weight"], state["weight"])
+    assert min(stored - began, ended - stored) > 0.4  # half a megabyte, less the burst and what the last chunk owes
 
 
 async def test_any_dtype_and_no_tensor_at_all() -> None:

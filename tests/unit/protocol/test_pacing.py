@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.messages import CHUNK_BYTES
-from atoll.protocol.pacing import Allowance, Pacer, TokenBucket, chunk_bytes_for, paced_chunk_bytes
+from atoll.protocol.pacing import Allowance, Pacer, TokenBucket, chunk_bytes_for, paced_chunk_bytes, pacers_with, take_turns
 
 
 @given(
@@ -137,6 +137,21 @@ def test_without_pacers_nothing_waits() -> None:
     allowance = Allowance((), lambda: None)
     assert allowance.ready(10**9, 3)
     allowance.use(10**9)
+
+
+async def test_what_is_no_rate_is_no_limit() -> None:
+    own = (Pacer(1e6),)
+    for nothing in (None, 0.0, -1.0, float("nan"), float("inf")):
+        assert pacers_with(own, nothing) == own
+    assert [pacer.bytes_per_second for pacer in pacers_with(own, 5.0)] == [1e6, 5.0]
+
+
+async def test_turns_that_do_not_come_in_time_are_given_up() -> None:
+    pacer = Pacer(1.0)
+    pacer.spend(1000)
+    with pytest.raises(TimeoutError):
+        await take_turns([pacer], 1, 0, within_seconds=0.01)
+    assert pacer._waiting == []
 
 
 def test_chunks_are_smaller_on_slow_links() -> None:

@@ -378,11 +378,13 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
-    __slots__ = ("peer", "generation", "names")
+    __slots__ = ("peer", "generation", "names", "max_bytes_per_second")
     PEER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     peer: str
     generation: int
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    max_bytes_per_second: float
+    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., max_bytes_per_second: _Optional[float] = ...) -> None: ...
