@@ -18,6 +18,8 @@ from atoll.protocol.channel import PROTOCOL_VERSION, open_channel, parse_address
 from atoll.protocol.framing import Arrived, MessageStream
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job, parse_job
+from atoll.protocol.measurement import REQUEST_TENSOR, request_from_bytes
+from atoll.protocol.messages import Kind
 from atoll.protocol.outbox import Outbox
 from atoll.protocol.pump import STREAM_ERRORS
 from atoll.protocol.transfer import COORDINATOR
@@ -25,6 +27,7 @@ from atoll.protocol.v1 import operator_pb2_grpc, session_pb2, session_pb2_grpc
 from support.waiting import assert_eventually
 
 WAIT_SECONDS = 90.0
+CANNOT = "it is scripted"
 EventType = TypeVar("EventType", bound=Event)
 
 
@@ -139,11 +142,14 @@ async def coordinated(
 
 
 class ScriptedPeer:
-    """A peer's end of a session that does nothing by itself but take frames and say that it has them."""
+    """A peer's end of a session that does nothing by itself but take frames and say that it has them, and answer that it can
+    measure nothing; ``surveyed`` False: it does not even say that."""
 
-    def __init__(self, coordinator: str, name: str, /, **join: Any) -> None:
+    def __init__(self, coordinator: str, name: str, /, *, surveyed: bool = True, **join: Any) -> None:
         self.heard: list[session_pb2.CoordinatorMessage] = []
         self.messages: list[Arrived] = []
+        self.asked_to_measure: list[str] = []
+        self._surveyed = surveyed
         self.closed = False
         self._channel = open_channel(coordinator)
         self.stub = session_pb2_grpc.CoordinatorStub(self._channel)
@@ -193,13 +199,27 @@ class ScriptedPeer:
         try:
             while isinstance(message := await call.read(), session_pb2.CoordinatorMessage):
                 if message.WhichOneof("content") == "frame":
-                    self.messages += [event for event in self._outbox.handle(message.frame) if isinstance(event, Arrived)]
-                else:
-                    self.heard.append(message)
+                    for event in self._outbox.handle(message.frame):
+                        if isinstance(event, Arrived):
+                            self._take(event)
+                    continue
+                self.heard.append(message)
+                if self._surveyed and message.HasField("probe"):
+                    self.say(probed=session_pb2.Probed(number=message.probe.number, failure=CANNOT))
         except STREAM_ERRORS:
             pass
         finally:
             self.closed = True
+
+    def _take(self, arrived: Arrived) -> None:
+        if arrived.message.key.kind is not Kind.MEASUREMENT:
+            self.messages.append(arrived)
+            return
+        data = next(tensor.data for tensor in arrived.message.tensors if tensor.name == REQUEST_TENSOR)
+        kind = request_from_bytes(bytes(data)).kind
+        self.asked_to_measure.append(kind)
+        if self._surveyed:
+            self.say(measured=session_pb2.Measured(kind=kind, failure=CANNOT))
 
     async def _write(self, call: Any) -> None:
         while (dispatch := await self._outbox.next()) is not None:

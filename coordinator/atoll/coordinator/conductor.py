@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,17 @@ from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.plan import Plan
-from atoll.coordinator.run.events import MoveJudged, PlanMade, PlanRefused, RunEvent, StorePurpose, WeightsWritten
+from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.run.events import (
+    MoveJudged,
+    PeersCompared,
+    PlanMade,
+    PlanningProgressed,
+    PlanRefused,
+    RunEvent,
+    StorePurpose,
+    WeightsWritten,
+)
 from atoll.coordinator.run.instructions import (
     Announce,
     AskStore,
@@ -41,6 +51,7 @@ from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
+from atoll.coordinator.survey import Surveyed, Surveyor
 from atoll.coordinator.traced_model import Proposal, TracedModel
 from atoll.protocol.errors import AtollError, PlacementError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
@@ -60,6 +71,7 @@ class Conductor:
         sessions: Sessions,
         state: StateKeeper,
         measurements: Measurements,
+        surveyor: Surveyor,
         offload: Offload,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         post: Callable[[RunEvent], None],
@@ -69,6 +81,7 @@ class Conductor:
         self._sessions = sessions
         self._state = state
         self._measurements = measurements
+        self._surveyor = surveyor
         self._offload = offload
         self._spawn = spawn
         self._post = post
@@ -79,6 +92,7 @@ class Conductor:
         self._batches: BatchSender | None = None
         self._proposals: dict[Plan, Proposal] = {}
         self._proposal: Proposal | None = None
+        self._generation = Generation(0)
         self._step = StepNumber(0)
         self._num_microbatches = {False: 0, True: 0}
         self.ended: EndRun | None = None
@@ -110,6 +124,7 @@ class Conductor:
         self._batches = BatchSender(feed, model.graph, self._sessions, self._offload, self._post)
         self._num_microbatches = {False: model.job.training.num_microbatches, True: len(feed.validation())}
         self._state.know(model.graph, model.first_values)
+        self._surveyor.know(model, feed)
         self._spawn(self._batches.run())
 
     async def carry_out(self, instruction: Instruction) -> None:
@@ -158,7 +173,8 @@ class Conductor:
     async def _make_plan(self, instruction: MakePlan) -> None:
         try:
             model = await self._decide(instruction)
-            proposal = await self._offload.run(model.propose, instruction.peers)
+            surveyed = await self._survey(instruction.generation, instruction.peers)
+            proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network)
         except PlacementError as error:
             names = tuple(offer.name for offer in instruction.peers)
             self._post(PlanRefused(generation=instruction.generation, peers=names, reason=str(error)))
@@ -168,8 +184,9 @@ class Conductor:
     async def _consider_move(self, instruction: ConsiderMove) -> None:
         assert self._model is not None
         try:
-            find = self._model.reconsider
-            proposal, reason = await self._offload.run(find, instruction.peers, instruction.plan, instruction.steps_left)
+            surveyed = await self._survey(self._generation, instruction.peers)
+            find, left = self._model.reconsider, instruction.steps_left
+            proposal, reason = await self._offload.run(find, surveyed.offers, instruction.plan, left, surveyed.network)
         except PlacementError as error:
             proposal, reason = None, str(error)
         _log.info("a look at the plan: %s", reason)
@@ -181,6 +198,18 @@ class Conductor:
         names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
         return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
 
+    async def _survey(self, generation: Generation, peers: Sequence[PeerOffer]) -> Surveyed:
+        """What there is to know of ``peers``, measured as far as it goes."""
+
+        def progress(doing: str) -> None:
+            self._post(PlanningProgressed(generation=generation, doing=doing))
+
+        surveyed = await self._surveyor.complete(generation, peers, progress)
+        progress("")
+        for event in surveyed.events:
+            await self._tell(event)
+        return surveyed
+
     async def _assign(self, instruction: Assign) -> None:
         assert self._model is not None
         self._proposal = self._proposals[instruction.plan]
@@ -188,6 +217,7 @@ class Conductor:
         model, plan, graphs = self._model, instruction.plan, self._proposal.graphs
         members = {member.name: member for member in self._sessions.membership}
         self._measurements.planned(plan, {name: member.resident_bytes for name, member in members.items()})
+        self._generation = instruction.generation
         self._sessions.advance(instruction.generation)
         self._sender.under(instruction.generation, routes(graphs, plan.peers))
         await self._offload.run(self._folder.journal.write_plan, instruction.generation, plan)
@@ -248,6 +278,7 @@ class Conductor:
         self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(commit=commit))
 
     def _send_void(self, instruction: SendVoid) -> None:
+        self._generation = instruction.next_generation
         self._sender.under(instruction.next_generation)
         self._sessions.advance(instruction.next_generation)
         void = session_pb2.Void(
@@ -276,6 +307,8 @@ class Conductor:
             self._step = StepNumber(event.step)
             for measured in self._measurements.after_step(event):
                 await self._tell(measured)
+            slowdown = self._measurements.observed.slowdown
+            self._post(PeersCompared(slowdowns={peer: slowdown(peer) for peer in self._holders}))
 
     async def _tell(self, event: Event) -> None:
         if isinstance(event, PredictionEvent):

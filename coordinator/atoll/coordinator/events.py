@@ -135,14 +135,36 @@ class LinkEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementEvent(Event):
+    """What the planner counts on; ``what`` is segments (the seconds are those of the whole model on ``peer``, for one
+    microbatch, the update once a step) or link (from ``peer`` to ``target``). ``estimated``: it could not be measured, and
+    ``reason`` says why."""
+
+    kind: ClassVar[str] = "measurement"
+    what: str
+    peer: str
+    target: str = ""
+    estimated: bool
+    reason: str = ""
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    accumulate_seconds: float | None = None
+    update_seconds: float | None = None
+    bytes_per_second: float | None = None
+    round_trip_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionEvent(Event):
-    """A prediction of the plan beside what was measured; ``what`` is step_seconds or memory_bytes, ``peer`` whose it is."""
+    """A prediction of the plan beside what was measured; ``what`` is step_seconds; of ``peer`` memory_bytes or, in a step,
+    compute_seconds; from ``peer`` to ``target`` bytes_per_second or, in a step, transfer_seconds."""
 
     kind: ClassVar[str] = "prediction"
     what: str
     peer: str
     predicted: float
     measured: float
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from atoll.coordinator.membership import Member
-from atoll.coordinator.planning.network import Network, PeerLine
+from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2, session_pb2
@@ -87,13 +87,4 @@ def network_in(reply: operator_pb2.FleetReply) -> Network:
         upload=np.array([peer.max_upload_bytes_per_second or np.inf for peer in reply.peers]),
         download=np.array([peer.max_download_bytes_per_second or np.inf for peer in reply.peers]),
         estimated=estimated,
-    )
-
-
-def line_of(member: Member) -> PeerLine:
-    """What the owner lets the peer use of its line."""
-    said = member.introduction
-    return PeerLine(
-        max_upload_bytes_per_second=said.max_upload_bytes_per_second,
-        max_download_bytes_per_second=said.max_download_bytes_per_second,
     )

@@ -1,28 +1,32 @@
-"""What peers measure while they work: memory beside its prediction, step time beside its prediction, traffic of the links."""
+"""What peers measure while they work, beside what the plan predicted: a step, and in a step each stage's computing and memory
+and the links' traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import median
 
 from atoll.compression.registry import codec_names
 from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
-from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.observed import Observed
+from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
 from atoll.coordinator.run.deadlines import REMEMBERED_STEPS
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import session_pb2
 
 DIRECTIONS = ("forward", "backward")
-LINKS_EVERY = 10
-"""Steps between two reports of the links."""
+COMPARED_EVERY = 10
+"""Steps between two reports of the links and of the predictions."""
 COMPARED_AT = 3
 """The step after which predictions are first compared: by then buffers and caches have their size."""
 
 
 class Measurements:
     """Takes in reports, gives events. Pure. A plan's memory is compared with how much a peer's process has grown since
-    before."""
+    before. ``observed`` keeps what follows for later plans."""
 
     def __init__(self) -> None:
+        self.observed = Observed()
         self._plan: Plan | None = None
         self._before: dict[PeerId, int] = {}
         self._largest: dict[PeerId, int] = {}
@@ -31,6 +35,7 @@ class Measurements:
 
     def planned(self, plan: Plan, resident_before: dict[PeerId, int]) -> None:
         """A new plan is being loaded by peers whose processes have these sizes."""
+        self.observed.planned(plan)
         self._plan = plan
         self._before = dict(resident_before)
         self._largest = {}
@@ -40,9 +45,10 @@ class Measurements:
         """A Ready or a StageReport."""
         report = message.report if message.HasField("report") else message.ready
         self._largest[peer] = max(self._largest.get(peer, 0), report.resident_bytes)
-        for use in message.report.links:
-            if not self._is_ours(peer, use):
-                continue
+        uses = [use for use in message.report.links if self._is_ours(peer, use)]
+        self.observed.reported(peer, message.report)
+        self.observed.carried(peer, uses)
+        for use in uses:
             event = LinkEvent(
                 source=use.source,
                 target=use.target,
@@ -63,12 +69,26 @@ class Measurements:
         """What the peer has sent over its links in all."""
         return sum(event.bytes for event in self._links.values() if event.source == peer)
 
+    @property
+    def step_seconds(self) -> float:
+        """The middle of the last steps; 0 before there are any. The first one under a plan pays for warming up."""
+        steady = self._steps[1:] or self._steps
+        return median(steady) if steady else 0.0
+
+    def grown_bytes(self, peer: PeerId) -> int:
+        """By how much the peer's process has grown since it got its stage."""
+        return max(0, self._largest.get(peer, 0) - self._before.get(peer, 0))
+
+    def link_bytes(self, source: PeerId, target: PeerId) -> int:
+        """What has crossed since the peer started."""
+        return sum(event.bytes for event in self._links.values() if (event.source, event.target) == (source, target))
+
     def after_step(self, event: StepEvent) -> Iterator[LinkEvent | PredictionEvent]:
         """What is worth telling after a committed step."""
         self._steps = [*self._steps[1 - REMEMBERED_STEPS :], event.seconds]
-        if len(self._steps) == COMPARED_AT:
+        if len(self._steps) == COMPARED_AT or event.step % COMPARED_EVERY == 0:
             yield from self.predictions()
-        if event.step % LINKS_EVERY == 0:
+        if event.step % COMPARED_EVERY == 0:
             yield from self.links()
 
     def links(self) -> Iterator[LinkEvent]:
@@ -79,11 +99,27 @@ class Measurements:
         """Each prediction of the plan beside what was measured so far."""
         if self._plan is None or not self._steps:
             return
-        # The first step pays for warming up.
-        usual = sorted(self._steps[1:] or self._steps)[len(self._steps[1:] or self._steps) // 2]
-        yield PredictionEvent(what="step_seconds", peer="", predicted=self._plan.step_seconds, measured=usual)
+        yield PredictionEvent(what="step_seconds", peer="", predicted=self._plan.step_seconds, measured=self.step_seconds)
+        yield from self._memory(self._plan.stages)
         for stage in self._plan.stages:
-            grown = self._largest.get(stage.peer, 0) - self._before.get(stage.peer, 0)
-            yield PredictionEvent(
-                what="memory_bytes", peer=stage.peer, predicted=float(stage.memory_bytes), measured=float(grown)
-            )
+            measured = self.observed.compute_seconds(stage.peer)
+            if measured > 0.0:
+                yield PredictionEvent(
+                    what="compute_seconds", peer=stage.peer, predicted=stage.step_compute_seconds, measured=measured
+                )
+        for link in self._plan.links:
+            seconds = self.observed.transfer_seconds(link.source, link.target)
+            if seconds > 0.0:
+                yield _of_link("transfer_seconds", link, link.step_seconds, seconds)
+            rate = self.observed.rates.get((link.source, link.target))
+            if rate is not None:
+                yield _of_link("bytes_per_second", link, link.bytes_per_second, rate)
+
+    def _memory(self, stages: Sequence[StagePlan]) -> Iterator[PredictionEvent]:
+        for stage in stages:
+            grown = float(self.grown_bytes(stage.peer))
+            yield PredictionEvent(what="memory_bytes", peer=stage.peer, predicted=float(stage.memory_bytes), measured=grown)
+
+
+def _of_link(what: str, link: LinkPlan, predicted: float, measured: float) -> PredictionEvent:
+    return PredictionEvent(what=what, peer=link.source, target=link.target, predicted=predicted, measured=measured)

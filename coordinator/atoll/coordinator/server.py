@@ -20,11 +20,10 @@ import grpc.aio
 
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
-from atoll.coordinator.fleet_report import fleet_reply, line_of
+from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.offload import Offload
-from atoll.coordinator.planning.network import build_network
 from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.events import (
@@ -47,7 +46,9 @@ from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.sizing import open_sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
-from atoll.coordinator.status import status_reply
+from atoll.coordinator.status import Sources, status_reply
+from atoll.coordinator.survey import Surveyor
+from atoll.coordinator.survey_plan import SurveyLimits
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import AtollError, JobError, RunFailed
 from atoll.protocol.job import Job
@@ -74,6 +75,7 @@ class CoordinatorSettings:
     min_peers: int = 1
     lease_seconds: float = LEASE_SECONDS
     deadlines: Deadlines = field(default_factory=Deadlines)
+    survey: SurveyLimits = field(default_factory=SurveyLimits)
 
     def run_settings(self) -> RunSettings:
         """What the state machine needs of it."""
@@ -124,6 +126,15 @@ class Coordinator:
             lease_seconds=settings.lease_seconds,
             post=self._post,
             on_measured=self._measurements.reported,
+            on_answer=lambda peer, message: self._surveyor.answered(peer, message),
+            on_gone=lambda peer: self._surveyor.gone(peer),
+        )
+        self._surveyor = Surveyor(
+            sessions=self._sessions,
+            offload=self._offload,
+            observed=self._measurements.observed,
+            limits=settings.survey,
+            spawn=self._spawn,
         )
         self._state = StateKeeper(self._offload, self._post)
         self._folder: StateFolder | None = None
@@ -166,20 +177,21 @@ class Coordinator:
 
     def status(self) -> operator_pb2.StatusReply:
         """How the run stands, and whom it waits for."""
-        return status_reply(
+        sources = Sources(
             run=self._settings.job.name,
             machine=self._machine,
             membership=self._sessions.membership,
             summaries=self._conductor.summaries if self._conductor is not None else (),
-            bytes_sent=self._measurements.bytes_sent,
-            now=time.monotonic(),
+            measurements=self._measurements,
+            findings=self._surveyor.findings,
         )
+        return status_reply(sources, time.monotonic())
 
     def fleet(self) -> operator_pb2.FleetReply:
         """What is known of the peers that are here and of their links, as a plan would take it."""
         members = tuple(self._sessions.membership)
-        lines = {member.name: line_of(member) for member in members}
-        return fleet_reply(members, {}, build_network(lines, lines=lines))
+        measured = {member.name: self._surveyor.findings.kinds(member.name) for member in members}
+        return fleet_reply(members, measured, self._surveyor.network())
 
     async def export(self) -> operator_pb2.ExportReply:
         """Write the weights of the last committed step to a file. Raises RunFailed when there are none."""
@@ -227,6 +239,7 @@ class Coordinator:
             sessions=self._sessions,
             state=self._state,
             measurements=self._measurements,
+            surveyor=self._surveyor,
             offload=self._offload,
             spawn=self._spawn,
             post=self._post,

@@ -23,16 +23,27 @@ OnReport = Callable[[PeerId, session_pb2.PeerMessage], None]
 
 class Sessions:
     """``run`` is the run's name. ``post`` takes the events; ``on_measured`` is shown each Ready and StageReport for what it
-    tells of memory and links."""
+    tells of memory and links. ``on_answer`` gets each Measured and Probed, which are no matter of the run, and ``on_gone`` the
+    name of each peer that is here no longer."""
 
     def __init__(
-        self, *, run: str, version: str, lease_seconds: float, post: Callable[[RunEvent], None], on_measured: OnReport
+        self,
+        *,
+        run: str,
+        version: str,
+        lease_seconds: float,
+        post: Callable[[RunEvent], None],
+        on_measured: OnReport,
+        on_answer: OnReport = lambda peer, message: None,
+        on_gone: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
         self.membership = Membership(time.monotonic(), lease_seconds)
         self._run = run
         self._version = version
         self._post = post
         self._on_measured = on_measured
+        self._on_answer = on_answer
+        self._on_gone = on_gone
         self._sessions: dict[PeerId, PeerSession] = {}
         self._over: str | None = None
         self._all_closed = asyncio.Event()
@@ -122,6 +133,9 @@ class Sessions:
                 self._post(StateMoved(peer=session.peer))
         elif kind in ("ready", "report"):
             self._on_measured(session.peer, message)
+        elif kind in ("measured", "probed"):
+            self._on_answer(session.peer, message)
+            return
         event = translation.run_event(session.peer, message)
         if isinstance(event, PeerGone):
             session.close(event.reason)
@@ -134,6 +148,7 @@ class Sessions:
         known = self._sessions.get(session.peer) is session
         if known:
             del self._sessions[session.peer]
+            self._on_gone(session.peer)
         if not self._sessions:
             self._all_closed.set()
         return known

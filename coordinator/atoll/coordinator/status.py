@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atoll.coordinator.events import StageSummary
-from atoll.coordinator.membership import Member, Membership
+from atoll.coordinator.findings import Findings
+from atoll.coordinator.measurements import Measurements
+from atoll.coordinator.membership import Membership
+from atoll.coordinator.planning.plan import LinkPlan
 from atoll.coordinator.planning.segments import natural_order
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.roster import RosterEntry
@@ -17,24 +21,29 @@ NOTABLE_SILENCE_SECONDS = 4.0
 """Peers speak every two seconds."""
 
 
-def status_reply(
-    run: str,
-    machine: RunMachine,
-    membership: Membership,
-    summaries: Sequence[StageSummary],
-    bytes_sent: Callable[[PeerId], int],
-    now: float,
-) -> operator_pb2.StatusReply:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where the answer comes from; ``summaries`` are the stages of the plan in force."""
+
+    run: str
+    machine: RunMachine
+    membership: Membership
+    summaries: Sequence[StageSummary]
+    measurements: Measurements
+    findings: Findings
+
+
+def status_reply(sources: Sources, now: float) -> operator_pb2.StatusReply:
     """The answer to ``atoll status``."""
-    context, cycle = machine.context, machine.cycle
+    machine = sources.machine
+    context, cycle, plan = machine.context, machine.cycle, machine.context.plan
     peers = [
-        _peer(name, entry, machine, membership.find(name), summaries, bytes_sent(name), now)
-        for name, entry in sorted(context.roster, key=lambda item: _place(machine, item[0]))
+        _peer(name, entry, sources, now) for name, entry in sorted(context.roster, key=lambda item: _place(machine, item[0]))
     ]
     return operator_pb2.StatusReply(
-        run=run,
+        run=sources.run,
         state=context.state,
-        reason=_reason(machine, membership, now),
+        reason=_reason(machine, sources.membership, now),
         state_seconds=now - context.entered,
         step=context.committed,
         steps=context.settings.steps,
@@ -42,6 +51,9 @@ def status_reply(
         tokens_per_second=cycle.tokens_per_second,
         generation=context.generation,
         peers=peers,
+        links=[_link(link, sources) for link in plan.links] if plan is not None else [],
+        predicted_step_seconds=plan.step_seconds if plan is not None else 0.0,
+        measured_step_seconds=sources.measurements.step_seconds if plan is not None else 0.0,
     )
 
 
@@ -66,16 +78,9 @@ def _reason(machine: RunMachine, membership: Membership, now: float) -> str:
     return "; ".join((str(waiting), *silent))
 
 
-def _peer(
-    name: PeerId,
-    entry: RosterEntry,
-    machine: RunMachine,
-    member: Member | None,
-    summaries: Sequence[StageSummary],
-    bytes_sent: int,
-    now: float,
-) -> operator_pb2.PeerStatus:
-    stage = machine.context.stage_of(name)
+def _peer(name: PeerId, entry: RosterEntry, sources: Sources, now: float) -> operator_pb2.PeerStatus:
+    stage = sources.machine.context.stage_of(name)
+    summaries, member = sources.summaries, sources.membership.find(name)
     layers = f"{summaries[stage].first} - {summaries[stage].last}" if stage is not None and stage < len(summaries) else ""
     status = operator_pb2.PeerStatus(
         name=name,
@@ -86,11 +91,37 @@ def _peer(
         flops_per_second=entry.offer.flops_per_second,
         phase=(entry.phase or entry.reason) if entry.state.present else entry.reason,
         waiting_for=entry.waiting_for or "",
-        bytes_sent=bytes_sent,
+        bytes_sent=sources.measurements.bytes_sent(name),
+        machine=entry.offer.machine,
+        cores=entry.offer.cores,
+        threads=entry.offer.threads,
+        measurement=sources.findings.how_measured(name),
     )
     if member is not None:
         status.address = member.introduction.address
         status.device = member.introduction.device
         status.resident_bytes = member.resident_bytes
         status.silent_seconds = now - member.heard
+    plan = sources.machine.context.plan
+    if plan is not None and stage is not None:
+        status.predicted_memory_bytes = plan.stages[stage].memory_bytes
+        status.measured_memory_bytes = sources.measurements.grown_bytes(name)
+        status.predicted_compute_seconds = plan.stages[stage].step_compute_seconds
+        status.measured_compute_seconds = sources.measurements.observed.compute_seconds(name)
     return status
+
+
+def _link(link: LinkPlan, sources: Sources) -> operator_pb2.LinkStatus:
+    observed = sources.measurements.observed
+    return operator_pb2.LinkStatus(
+        source=link.source,
+        target=link.target,
+        codec=link.codec,
+        estimated=sources.findings.is_estimated(link.source, link.target),
+        predicted_bytes_per_second=link.bytes_per_second,
+        measured_bytes_per_second=observed.rates.get((link.source, link.target), 0.0),
+        round_trip_seconds=sources.findings.round_trip_seconds(link.source, link.target),
+        predicted_seconds=link.step_seconds,
+        measured_seconds=observed.transfer_seconds(link.source, link.target),
+        bytes=sources.measurements.link_bytes(link.source, link.target),
+    )

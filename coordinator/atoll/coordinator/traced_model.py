@@ -78,9 +78,9 @@ class TracedModel:
             constraints=constraints_of(self.job, self.pins),
         )
 
-    def propose(self, peers: Sequence[PeerOffer]) -> Proposal:
+    def propose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Proposal:
         """Place the stages on ``peers``. Raises PlacementError."""
-        return self.sliced(as_plan(plan_placement(self.request(peers)), self.segments))
+        return self.sliced(as_plan(plan_placement(self.request(peers, network)), self.segments))
 
     def reconsider(
         self, peers: Sequence[PeerOffer], current: Plan, steps_left: int, network: Network | None = None

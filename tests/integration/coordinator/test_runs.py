@@ -43,7 +43,7 @@ async def test_a_run_ends_with_the_weights_of_a_plain_loop(tmp_path: Path, num_p
 
 
 async def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, steps=10, evaluate_every=5)
+    job = tiny_job(tmp_path, steps=10, evaluate_every=5, plan={"stages": 2})
     async with coordinated(job, tmp_path / "state") as run:
         await run.ended()
     journal = Journal(tmp_path / "state" / JOURNAL)
@@ -55,9 +55,11 @@ async def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "state" / METRICS).read_text().splitlines()]
     assert lines == [json.loads(event.to_json()) for event in run.events]
     assert [event.step for event in run.told(EvaluationEvent)] == [5, 10]
-    assert {event.what for event in run.told(PredictionEvent)} == {"step_seconds", "memory_bytes"}
+    compared = {event.what for event in run.told(PredictionEvent)}
+    assert {"step_seconds", "memory_bytes", "compute_seconds", "transfer_seconds"} <= compared
     ways = {(event.source, event.direction) for event in run.told(LinkEvent)}
-    assert ways == {("peer-0", "forward"), ("peer-0", "backward"), ("peer-1", "backward")}
+    (first,), (second,) = (stage.peers for stage in run.told(PlanEvent)[0].stages)
+    assert ways == {(first, "forward"), (first, "backward"), (second, "backward")}
     states = [event.state for event in run.told(PeerEvent) if event.name == "peer-0"]
     assert states[:3] == ["joined", "loading", "ready"]
 
@@ -185,7 +187,7 @@ async def test_a_nan_in_one_stage_voids_the_step_everywhere_and_changes_nothing(
     async with coordinated(job, tmp_path / "state") as run:
         assert (await run.ended()).finished
     void = run.told(VoidEvent)[0]
-    assert (void.step, void.peer, void.stage) == (2, "peer-1", 1)
+    assert (void.step, void.peer, void.stage) == (2, *run.told(PlanEvent)[0].stages[1].peers, 1)
     assert "stage 1" in void.reason
     assert "at step 2" in void.reason
     plain = train_plainly(job, tmp_path / "cache")
@@ -207,11 +209,13 @@ async def test_a_killed_peer_ends_the_run_with_the_reason_and_a_spare_does_not(t
     job = tiny_job(tmp_path, steps=10_000, plan={"stages": 2})
     async with coordinated(job, tmp_path / "state", peers=3) as run:
         await run.until_told(StepEvent, step=1)
-        run.kill("peer-2")
-        await run.until_told(PeerEvent, name="peer-2", state="lost")
+        _, (last,) = (stage.peers for stage in run.told(PlanEvent)[0].stages)
+        (spare,) = {event.name for event in run.told(PeerEvent) if event.state == "spare"}
+        run.kill(spare)
+        await run.until_told(PeerEvent, name=spare, state="lost")
         seen = run.told(StepEvent)[-1].step
         await run.until(lambda: run.told(StepEvent)[-1].step > seen)
-        run.kill("peer-1")
+        run.kill(last)
         outcome = await run.ended()
-    assert outcome.reason.startswith("peer-1 (stage 1) was lost (its connection ")
+    assert outcome.reason.startswith(f"{last} (stage 1) was lost (its connection ")
     assert "the weights of its stage with it" in outcome.reason

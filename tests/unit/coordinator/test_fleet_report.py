@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.coordinator.fleet_report import fleet_reply, line_of, measured_in, network_in, offers_in
+from atoll.coordinator.fleet_report import fleet_reply, measured_in, network_in, offers_in
 from atoll.coordinator.membership import Introduction, Member
 from atoll.coordinator.planning.network import LinkMeasurement, build_network
+from atoll.coordinator.probe_results import peer_lines
+from atoll.coordinator.probe_schedule import probe_party
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2, session_pb2
 
@@ -37,7 +39,7 @@ def test_a_fleet_arrives_as_it_was_told() -> None:
         LinkMeasurement(source=A, target=B, bytes_per_second=2e6, latency_seconds=0.01),
         LinkMeasurement(source=B, target=A, bytes_per_second=1e6, latency_seconds=0.02),
     ]
-    network = build_network((A, B, C), links, {one.name: line_of(one) for one in members})
+    network = build_network((A, B, C), links, peer_lines(probe_party(one.introduction) for one in members))
     measured = {A: (session_pb2.Measured(kind="f00", forward_seconds=0.5),)}
     wire = fleet_reply(members, measured, network).SerializeToString()
     reply = operator_pb2.FleetReply.FromString(wire)

@@ -23,6 +23,7 @@ from atoll.protocol.v1.operator_pb2 import (
     ExportRequest,
     FleetReply,
     FleetRequest,
+    LinkStatus,
     PeerStatus,
     StatusReply,
     StatusRequest,
@@ -33,6 +34,7 @@ from atoll.protocol.v1.operator_pb2_grpc import OperatorStub
 STATUS_SECONDS = 10.0
 EXPORT_SECONDS = 600.0
 PEER_COLUMNS = ("peer", "state", "device", "layers", "memory", "sent", "doing", "silent")
+MEASURED = "measured"
 
 Reply = TypeVar("Reply")
 
@@ -42,9 +44,10 @@ def status(target: Target = None, state: ExistingState = None, as_json: AsJson =
     reply = ask_status(target, state)
     if as_json:
         rows = [as_dict(peer) for peer in in_order(reply)]
-        print(json.dumps({"event": "status", **as_dict(reply), "peers": rows}))
+        links = [as_dict(link) for link in reply.links]
+        print(json.dumps({"event": "status", **as_dict(reply), "peers": rows, "links": links}))
     else:
-        print("\n".join([*status_lines(reply), *peer_lines(reply)]))
+        print("\n".join([*status_lines(reply), *peer_lines(reply), *comparison_lines(reply)]))
 
 
 def peers(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
@@ -128,13 +131,44 @@ def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str]
     return (peer.name, peer.state, peer.device, peer.layers or "-", memory, sent, describe_activity(peer), silent)
 
 
+def comparison_lines(reply: StatusReply) -> list[str]:
+    """What the plan predicted beside what is measured; empty without a plan."""
+    if not reply.predicted_step_seconds:
+        return []
+    rows = [("", "predicted", "measured")]
+    rows.append(("a step", *_beside(reply.predicted_step_seconds, reply.measured_step_seconds, formatting.seconds)))
+    for peer in in_order(reply):
+        if peer.stage < 0:
+            continue
+        computes = _beside(peer.predicted_compute_seconds, peer.measured_compute_seconds, formatting.seconds)
+        rows.append((f"{peer.name} computes in a step", *computes))
+        rows.append((f"{peer.name} needs", *_beside(peer.predicted_memory_bytes, peer.measured_memory_bytes, formatting.size)))
+    rows += [_link_row(link) for link in reply.links]
+    estimated = [peer for peer in in_order(reply) if peer.stage >= 0 and peer.measurement not in ("", MEASURED)]
+    why = [f"{peer.name} could not be measured, its speed is {peer.measurement}" for peer in estimated]
+    return ["", *formatting.table(rows), *why]
+
+
+def _beside(predicted: float, measured: float, written: Callable[[float], str]) -> tuple[str, str]:
+    """Both as text; what was not measured yet is a dash."""
+    return written(predicted), written(measured) if measured else "-"
+
+
+def _link_row(link: LinkStatus) -> tuple[str, str, str]:
+    guess = ", estimated" if link.estimated else ""
+    predicted = f"{formatting.rate(link.predicted_bytes_per_second)}{guess}, busy {formatting.seconds(link.predicted_seconds)}"
+    measured = [formatting.rate(link.measured_bytes_per_second)] if link.measured_bytes_per_second else []
+    measured += [f"busy {formatting.seconds(link.measured_seconds)}"] if link.measured_seconds else []
+    return f"{link.source} > {link.target} ({link.codec})", predicted, ", ".join(measured) or "-"
+
+
 def describe_activity(peer: PeerStatus) -> str:
     """``backward``, or ``waiting for activation from peer-1``."""
     doing = peer.phase or peer.state
     return f"{doing} from {peer.waiting_for}" if peer.waiting_for else doing
 
 
-def as_dict(message: StatusReply | PeerStatus) -> dict[str, Any]:
+def as_dict(message: StatusReply | PeerStatus | LinkStatus) -> dict[str, Any]:
     """The plain fields of ``message``, zeros too: readers need not know which fields protobuf leaves out."""
     fields = message.DESCRIPTOR.fields
     return {field.name: getattr(message, field.name) for field in fields if field.message_type is None}

@@ -14,7 +14,8 @@ from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
 
 
 class RunContext:
-    """Changed by the machine and its parts alone; ``pending`` are the peers whose answer ends the present wait."""
+    """Changed by the machine and its parts alone; ``pending`` are the peers whose answer ends the present wait, ``doing`` says
+    what is done for a plan."""
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.settings = settings
@@ -22,6 +23,7 @@ class RunContext:
         self.state = RunState.WAITING
         self.phase = Phase.IDLE
         self.reason = ""
+        self.doing = ""
         self.entered = now
         self.deadline = now + settings.deadlines.waiting_seconds
         self.generation = Generation(0)
@@ -38,7 +40,7 @@ class RunContext:
         """Change the state; ``limit_seconds`` is how long it may last if nothing happens."""
         if state not in TRANSITIONS[self.state]:
             raise AssertionError(self.tell(f"{self.state} cannot become {state}"))
-        self.state, self.reason = state, reason
+        self.state, self.reason, self.doing = state, reason, ""
         self.entered = self.now
         self.leave_phase()
         self.wait_at_most(limit_seconds)

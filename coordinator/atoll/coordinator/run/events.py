@@ -103,6 +103,14 @@ class PeersCompared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningProgressed:
+    """What is being done for the plan, as the rest of a sentence; empty: it is being computed."""
+
+    generation: Generation
+    doing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPrepared:
     """The feed has made the batch of a step. ``sample_ids`` has one entry a microbatch, as ``weights`` has."""
 
@@ -220,6 +228,7 @@ RunEvent: TypeAlias = (
     | PlanRefused
     | MoveJudged
     | PeersCompared
+    | PlanningProgressed
     | BatchPrepared
     | PeerReady
     | StageReported

@@ -28,6 +28,7 @@ from atoll.coordinator.run.events import (
     PeerStored,
     PeerVoided,
     PlanMade,
+    PlanningProgressed,
     PlanRefused,
     ReplanAsked,
     RunEvent,
@@ -73,7 +74,7 @@ class RunMachine:
         context.now = now
         if context.state.final:
             return ()
-        if not isinstance(event, Tick | StateMoved | PeerProgressed | PeersCompared):
+        if not isinstance(event, Tick | StateMoved | PeerProgressed | PlanningProgressed | PeersCompared):
             context.note(type(event).__name__)
         self._dispatch(event)
         if context.state is RunState.WAITING:
@@ -108,6 +109,9 @@ class RunMachine:
             case ReplanAsked():
                 self.moving.asked = True
                 self.moving.consider()
+            case PlanningProgressed():
+                if event.generation == self.context.generation:
+                    self.context.doing = event.doing
             case BatchPrepared():
                 self.cycle.batch_prepared(event)
             case PeerReady():

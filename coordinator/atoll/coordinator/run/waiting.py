@@ -30,7 +30,7 @@ def waiting(context: RunContext, cycle: StepCycle) -> Waiting:
         case RunState.WAITING:
             return Waiting(what=_before_the_plan(context, cycle))
         case RunState.PLANNING:
-            return Waiting(what=f"places the model on {_count(len(context.roster.offers()), 'peer')}")
+            return Waiting(what=context.doing or f"places the model on {_count(len(context.roster.offers()), 'peer')}")
         case RunState.LOADING:
             return _for_peers(context, context.pending, "waits for {} to load")
         case RunState.TRAINING | RunState.FINISHING:

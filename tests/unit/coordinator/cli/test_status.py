@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.coordinator.cli.status import as_dict, in_order, peer_lines, status_lines
-from atoll.protocol.v1.operator_pb2 import PeerStatus, StatusReply
+from atoll.coordinator.cli.status import as_dict, comparison_lines, in_order, peer_lines, status_lines
+from atoll.protocol.v1.operator_pb2 import LinkStatus, PeerStatus, StatusReply
 
 
 def reply() -> StatusReply:
@@ -42,3 +42,34 @@ def test_json_has_every_plain_field_zeros_too() -> None:
     assert row["name"] == "a"
     assert row["bytes_sent"] == 0
     assert "peers" not in as_dict(StatusReply())
+
+
+def test_predictions_stand_beside_what_was_measured() -> None:
+    told = reply()
+    told.predicted_step_seconds, told.measured_step_seconds = 0.5, 0.75
+    told.peers[1].predicted_compute_seconds, told.peers[1].measured_compute_seconds = 0.4, 0.41
+    told.peers[1].predicted_memory_bytes, told.peers[1].measured_memory_bytes = 3 << 20, 0
+    told.peers[2].measurement = "estimated: it did not answer within 20 s"
+    links = [
+        LinkStatus(
+            source="b", target="a", codec="bf16", predicted_bytes_per_second=1e6, predicted_seconds=0.02, estimated=True
+        ),
+        LinkStatus(source="a", target="b", codec="raw", predicted_bytes_per_second=2e6, measured_bytes_per_second=1e6),
+    ]
+    links[0].estimated = True
+    told.links.extend(links)
+    rows = [line.split("  ") for line in comparison_lines(told)]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == [
+        [],
+        ["predicted", "measured"],
+        ["a step", "500 ms", "750 ms"],
+        ["b computes in a step", "400 ms", "410 ms"],
+        ["b needs", "3.0 MiB", "-"],
+        ["a computes in a step", "0 s", "-"],
+        ["a needs", "0 B", "-"],
+        ["b > a (bf16)", "8 Mbit/s, estimated, busy 20 ms", "-"],
+        ["a > b (raw)", "16 Mbit/s, busy 0 s", "8 Mbit/s"],
+        ["a could not be measured, its speed is estimated: it did not answer within 20 s"],
+    ]
+    assert comparison_lines(reply()) == []

@@ -1,0 +1,218 @@
+"""What was found out about peers and the links between them: kept, corrected by real traffic, told, and handed to the planner.
+Pure.
+
+What was not measured is estimated and marked. A peer whose segments were not measured is taken for as much slower than its
+FLOP/s promise as those that were measured are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from atoll.coordinator.events import MeasurementEvent
+from atoll.coordinator.observed import Observed
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.segments import MeasuredSeconds, PeerOffer, Segments
+from atoll.coordinator.probe_results import THE_COORDINATOR, ProbeResult, probed_network
+from atoll.coordinator.probe_schedule import ProbePair, ProbeParty
+from atoll.coordinator.segment_measuring import Combined, SegmentMeasuring
+from atoll.coordinator.survey_plan import GivenUp
+from atoll.protocol.ids import PeerId
+from atoll.protocol.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+Ends = frozenset[PeerId]
+
+
+class Findings:
+    """Everything is forgotten with the peer that it is about."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        self._kinds: dict[PeerId, dict[str, session_pb2.Measured]] = {}
+        self._results: dict[Ends, ProbeResult] = {}
+        self._failed_peers: dict[PeerId, str] = {}
+        self._failed_links: dict[Ends, tuple[ProbePair, str]] = {}
+        self._how: dict[PeerId, str] = {}
+        self._estimated: set[tuple[PeerId, PeerId]] = set()
+        self._told: set[PeerId | Ends] = set()
+
+    def measured(self, peer: PeerId, answer: session_pb2.Measured) -> None:
+        """The peer's answer for one kind of segment."""
+        self._kinds.setdefault(peer, {})[answer.kind] = answer
+
+    def probed(self, result: ProbeResult) -> None:
+        """A link was measured."""
+        self._results[_ends(result.pair)] = result
+
+    def give_up(self, given_up: Iterable[GivenUp]) -> None:
+        """What could not be measured."""
+        for entry in given_up:
+            if entry.pair is None:
+                self._failed_peers.setdefault(entry.peer, entry.reason)
+            else:
+                self._failed_links[_ends(entry.pair)] = entry.pair, entry.reason
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone."""
+        for table in (self._kinds, self._failed_peers, self._how):
+            table.pop(peer, None)
+        self._results = {ends: result for ends, result in self._results.items() if peer not in ends}
+        self._failed_links = {ends: failed for ends, failed in self._failed_links.items() if peer not in ends}
+        self._told = {what for what in self._told if what != peer and not (isinstance(what, frozenset) and peer in what)}
+        self._observed.forget(peer)
+
+    def how_measured(self, peer: PeerId) -> str:
+        """``measured``, or why it is planned by an estimate; empty before a plan."""
+        return self._how.get(peer, "")
+
+    def round_trip_seconds(self, one: PeerId, other: PeerId) -> float:
+        """What a probe found; 0 where there was none."""
+        result = self._results.get(frozenset((one, other)))
+        return result.round_trip_seconds if result is not None else 0.0
+
+    def kinds(self, peer: PeerId) -> tuple[session_pb2.Measured, ...]:
+        """What the peer measured, as its steps have corrected it since."""
+        factor = self._observed.factor(peer)
+        return tuple(_times(answer, factor) for answer in self._kinds.get(peer, {}).values() if not answer.failure)
+
+    def offers(self, peers: Sequence[PeerOffer], measuring: SegmentMeasuring, segments: Segments) -> tuple[PeerOffer, ...]:
+        """The peers with what was measured of them, else with a speed that follows from what was measured of others."""
+        combined = {offer.name: self._combined(offer.name, measuring) for offer in peers}
+        promised = segments.forward_flops[-1] + segments.backward_flops[-1]
+        shortfalls = [
+            _total(seconds) * offer.flops_per_second / promised
+            for offer in peers
+            if (seconds := combined[offer.name].seconds) is not None and promised > 0.0
+        ]
+        usual = median(shortfalls) if shortfalls else 1.0
+        return tuple(self._offer(offer, combined[offer.name].seconds, usual) for offer in peers)
+
+    def network(self, parties: Iterable[ProbeParty], names: Sequence[PeerId]) -> Network:
+        """The links between ``names``; of those that are no party nothing is known."""
+        known = {party.name: party for party in parties}
+        known.update((name, ProbeParty(name=name)) for name in names if name not in known)
+        network = probed_network(known.values(), self._results.values(), self._observed.rates).select(tuple(names))
+        places = {name: index for index, name in enumerate(names)}
+        pairs = ((one, other) for one in names for other in names)
+        self._estimated = {pair for pair in pairs if network.estimated[places[pair[0]], places[pair[1]]]}
+        return network
+
+    def is_estimated(self, source: PeerId, target: PeerId) -> bool:
+        """Whether the rate that was last counted on from one peer to another was not measured."""
+        return (source, target) in self._estimated
+
+    def news(self, peers: Iterable[PeerId], network: Network, measuring: SegmentMeasuring) -> tuple[MeasurementEvent, ...]:
+        """What was found out since it was last asked for, failures and what is planned with instead."""
+        found: list[MeasurementEvent] = []
+        for peer in peers:
+            if peer not in self._told:
+                self._told.add(peer)
+                found.append(self._segments_news(peer, measuring))
+        for ends, result in self._results.items():
+            if ends not in self._told:
+                self._told.add(ends)
+                found += _link_news(result)
+        for ends, (pair, reason) in self._failed_links.items():
+            if ends not in self._told:
+                self._told.add(ends)
+                found += _failed_link_news(pair, reason, network)
+        return tuple(found)
+
+    def _combined(self, peer: PeerId, measuring: SegmentMeasuring) -> Combined:
+        combined = measuring.seconds(self._kinds.get(peer, {}))
+        reason = self._failed_peers.get(peer, combined.reason if peer in self._kinds else "it was not asked yet")
+        self._how[peer] = "measured" if combined.seconds is not None else f"estimated: {reason}"
+        return Combined(seconds=combined.seconds, reason=reason)
+
+    def _offer(self, offer: PeerOffer, seconds: MeasuredSeconds | None, shortfall: float) -> PeerOffer:
+        factor = self._observed.factor(offer.name)
+        if seconds is None:
+            return replace(offer, flops_per_second=offer.flops_per_second / (shortfall * factor))
+        scaled = MeasuredSeconds(
+            forward=tuple(factor * value for value in seconds.forward),
+            backward=tuple(factor * value for value in seconds.backward),
+            accumulate=tuple(factor * value for value in seconds.accumulate),
+            update=tuple(factor * value for value in seconds.update),
+        )
+        return replace(offer, measured=scaled)
+
+    def _segments_news(self, peer: PeerId, measuring: SegmentMeasuring) -> MeasurementEvent:
+        combined = self._combined(peer, measuring)
+        seconds = combined.seconds
+        if seconds is None:
+            _log.warning("the layers on %s could not be measured, its FLOP/s are counted on: %s", peer, combined.reason)
+            return MeasurementEvent(what="segments", peer=peer, estimated=True, reason=combined.reason)
+        _log.info(
+            "a microbatch of the whole model on %s: forward %.4g s, backward %.4g s, accumulate %.4g s; update %.4g s",
+            peer,
+            seconds.forward[-1],
+            seconds.backward[-1],
+            seconds.accumulate[-1],
+            seconds.update[-1],
+        )
+        return MeasurementEvent(
+            what="segments",
+            peer=peer,
+            estimated=False,
+            forward_seconds=seconds.forward[-1],
+            backward_seconds=seconds.backward[-1],
+            accumulate_seconds=seconds.accumulate[-1],
+            update_seconds=seconds.update[-1],
+        )
+
+
+def _total(seconds: MeasuredSeconds) -> float:
+    return seconds.forward[-1] + seconds.backward[-1] + seconds.accumulate[-1]
+
+
+def _times(answer: session_pb2.Measured, factor: float) -> session_pb2.Measured:
+    scaled = session_pb2.Measured()
+    scaled.CopyFrom(answer)
+    for name in ("forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds"):
+        setattr(scaled, name, factor * getattr(answer, name))
+    return scaled
+
+
+def _ends(pair: ProbePair) -> Ends:
+    return frozenset((pair.source, pair.target or THE_COORDINATOR))
+
+
+def _link_news(result: ProbeResult) -> Iterator[MeasurementEvent]:
+    source, target = result.pair.source, result.pair.target or THE_COORDINATOR
+    rates = result.upload_bytes_per_second, result.download_bytes_per_second
+    _log.info(
+        "the link %s - %s: round trip %.3g ms, there %s bytes/s, back %s bytes/s",
+        source,
+        target,
+        1e3 * result.round_trip_seconds,
+        *("?" if rate is None else f"{rate:.3g}" for rate in rates),
+    )
+    for (one, other), rate in zip(((source, target), (target, source)), rates, strict=True):
+        yield MeasurementEvent(
+            what="link",
+            peer=one,
+            target=other,
+            estimated=rate is None,
+            bytes_per_second=rate,
+            round_trip_seconds=result.round_trip_seconds,
+        )
+
+
+def _failed_link_news(pair: ProbePair, reason: str, network: Network) -> Iterator[MeasurementEvent]:
+    source, target = pair.source, pair.target or THE_COORDINATOR
+    _log.warning("the link %s - %s could not be measured, an estimate is counted on: %s", source, target, reason)
+    places = {name: index for index, name in enumerate(network.names)}
+    for one, other in ((source, target), (target, source)):
+        known = one in places and other in places
+        yield MeasurementEvent(
+            what="link",
+            peer=one,
+            target=other,
+            estimated=True,
+            reason=reason,
+            bytes_per_second=float(network.rate[places[one], places[other]]) if known else None,
+        )

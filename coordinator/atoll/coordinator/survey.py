@@ -1,0 +1,203 @@
+"""Has peers measure the model's segments and the links between them before a plan is made, and keeps what they found.
+
+The shell around ``survey_plan``: messages, the clock, and what came back. Whatever could not be measured in time is estimated,
+and said so. What real traffic shows later (``observed``) corrects what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atoll.coordinator.data.feed import Feed
+from atoll.coordinator.events import MeasurementEvent
+from atoll.coordinator.findings import Findings
+from atoll.coordinator.observed import Observed
+from atoll.coordinator.offload import Offload
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.probe_results import ProbeResult, probe_result
+from atoll.coordinator.probe_schedule import ProbeParty, probe_party, probe_rounds
+from atoll.coordinator.run.roster import listed
+from atoll.coordinator.segment_measuring import SegmentMeasuring, prepare_measuring
+from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.survey_plan import MeasureKinds, ProbeLink, Request, Survey, SurveyLimits
+from atoll.coordinator.traced_model import TracedModel
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Surveyed:
+    """What a plan is made with; ``events`` are what is new, to be told."""
+
+    offers: tuple[PeerOffer, ...]
+    network: Network
+    events: tuple[MeasurementEvent, ...] = ()
+
+
+class Surveyor:
+    """``spawn`` runs work in the background."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        offload: Offload,
+        observed: Observed,
+        limits: SurveyLimits,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._sessions = sessions
+        self._offload = offload
+        self._limits = limits
+        self._spawn = spawn
+        self._model: TracedModel | None = None
+        self._feed: Feed | None = None
+        self._measuring: SegmentMeasuring | None = None
+        self._survey: Survey | None = None
+        self._preparing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._round = 0
+        self.findings = Findings(observed)
+
+    def know(self, model: TracedModel, feed: Feed) -> None:
+        """The model is traced, and ``feed`` gives its microbatches."""
+        self._model, self._feed = model, feed
+
+    async def complete(
+        self, generation: Generation, peers: Sequence[PeerOffer], progress: Callable[[str], None] = lambda doing: None
+    ) -> Surveyed:
+        """All that is to be known of ``peers``, what is not known yet asked of them first. ``progress`` is told what is being
+        done, as the rest of a sentence. A later call takes over from an earlier one, which returns with what it has."""
+        survey, measuring = await self._prepare()
+        self._round += 1
+        own_round = self._round
+        self._changed.set()
+        parties = self._parties(offer.name for offer in peers)
+        rounds = probe_rounds(parties, known=survey.known_pairs)
+        survey.aim(parties, [pair for pairs in rounds for pair in pairs])
+        await self._carry_out(survey, measuring, generation, lambda: self._round != own_round, progress)
+        self.findings.give_up(survey.take_given_up())
+        surveyed = self._surveyed(measuring, parties, peers)
+        names = [party.name for party in parties]
+        return replace(surveyed, events=self.findings.news(names, surveyed.network, measuring))
+
+    async def known(self, peers: Sequence[PeerOffer]) -> Surveyed:
+        """What is known of ``peers`` already; nothing is asked of them."""
+        _, measuring = await self._prepare()
+        return self._surveyed(measuring, self._parties(offer.name for offer in peers), peers)
+
+    def _surveyed(self, measuring: SegmentMeasuring, parties: Sequence[ProbeParty], peers: Sequence[PeerOffer]) -> Surveyed:
+        assert self._model is not None
+        network = self.findings.network(parties, [offer.name for offer in peers])
+        return Surveyed(
+            offers=self.findings.offers(peers, measuring, self._model.segments),
+            network=network,
+        )
+
+    def network(self) -> Network:
+        """The links between all peers that are here, as they are known now."""
+        names = [member.name for member in self._sessions.membership]
+        return self.findings.network(self._parties(names), names)
+
+    async def _prepare(self) -> tuple[Survey, SegmentMeasuring]:
+        model, feed = self._model, self._feed
+        assert model is not None, "peers are asked about a traced model"
+        assert feed is not None
+        async with self._preparing:
+            if self._measuring is None or self._survey is None:
+                self._measuring = await self._offload.run(prepare_measuring, model, feed)
+                self._survey = Survey(self._measuring.fingerprints, self._limits)
+            return self._survey, self._measuring
+
+    async def _carry_out(
+        self,
+        survey: Survey,
+        measuring: SegmentMeasuring,
+        generation: Generation,
+        outdated: Callable[[], bool],
+        progress: Callable[[str], None],
+    ) -> None:
+        give_up_at = time.monotonic() + self._limits.total_seconds
+        while not outdated():
+            now = time.monotonic()
+            for request in survey.advance(now):
+                self._ask(request, generation, measuring)
+            if now >= give_up_at:
+                survey.give_up(f"it was not done within {self._limits.total_seconds:g} s")
+            if survey.finished:
+                return
+            progress(describe(survey.running))
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.0, min(survey.deadline, give_up_at) - now))
+
+    def _ask(self, request: Request, generation: Generation, measuring: SegmentMeasuring) -> None:
+        if isinstance(request, MeasureKinds):
+            self._spawn(self._send(request, generation, measuring))
+            return
+        target = None if request.pair.target is None else self._sessions.membership.find(request.pair.target)
+        probe = session_pb2.Probe(
+            number=request.number,
+            peer=request.pair.target or "",
+            address=target.introduction.address if target is not None else "",
+            limit_seconds=self._limits.probe_seconds,
+            latency_only=request.pair.latency_only,
+        )
+        self._sessions.tell([request.peer], session_pb2.CoordinatorMessage(probe=probe))
+
+    async def _send(self, request: MeasureKinds, generation: Generation, measuring: SegmentMeasuring) -> None:
+        session = self._sessions.find(request.peer)
+        for kind, message in zip(measuring.fingerprints, measuring.messages(generation), strict=True):
+            if session is not None and kind in request.kinds:
+                await session.send(message)
+
+    def answered(self, peer: PeerId, message: session_pb2.PeerMessage) -> None:
+        """A Measured or a Probed has come."""
+        if self._survey is None:
+            return  # nothing was asked
+        if message.HasField("measured"):
+            if self._survey.measured(peer, message.measured.kind, message.measured.failure):
+                self.findings.measured(peer, message.measured)
+        else:
+            self._probed(self._survey, peer, message.probed)
+        self._changed.set()
+
+    def _probed(self, survey: Survey, peer: PeerId, probed: session_pb2.Probed) -> None:
+        request = survey.awaited(peer, probed.number)
+        if request is None:
+            return  # it comes too late
+        result = probe_result(request.pair, probed)
+        if isinstance(result, ProbeResult):
+            survey.probed(request)
+            self.findings.probed(result)
+        else:
+            _log.info("%s could not probe its link to %s: %s", peer, request.pair.target or "the coordinator", result)
+            survey.probed(request, result)
+
+    def gone(self, peer: PeerId) -> None:
+        """The peer has left or was lost."""
+        self.findings.forget(peer)
+        if self._survey is not None:
+            self._survey.forget(peer)
+            self._changed.set()
+
+    def _parties(self, names: Iterable[PeerId]) -> list[ProbeParty]:
+        members = (self._sessions.membership.find(name) for name in names)
+        return [probe_party(member.introduction) for member in members if member is not None]
+
+
+def describe(running: Sequence[Request]) -> str:
+    """``measures the layers on peer-1 and peer-2 and probes the link peer-3 - peer-4``."""
+    measuring = [request.peer for request in running if isinstance(request, MeasureKinds)]
+    probed = [request.link for request in running if isinstance(request, ProbeLink)]
+    layers = [f"measures the layers on {listed(measuring)}"] if measuring else []
+    links = [f"probes the links {listed(probed)}" if len(probed) > 1 else f"probes the link {probed[0]}"] if probed else []
+    return " and ".join([*layers, *links])
