@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypeVar
 
 import pytest
@@ -12,13 +13,16 @@ from atoll.peer.events import (
     Assign,
     BeginStep,
     CommitStep,
+    DropState,
     Faulted,
     HandedOut,
     HandOutState,
     Initialise,
+    KeepState,
     Loaded,
     MicrobatchLoss,
     Reported,
+    StateKept,
     StateReady,
     StepVoided,
     VoidStep,
@@ -31,22 +35,25 @@ from atoll.peer.session_values import (
     Compute,
     Connect,
     ConnectionLost,
+    Disconnect,
     ExitCode,
     Fetch,
     Finish,
     Instruction,
     LeaveRequested,
+    LendOut,
     LinksReady,
     MeasureLink,
     SessionEvent,
     ShellFault,
     StateFetched,
+    StopLending,
     Tell,
     Upload,
     Uploaded,
     UploadFailed,
 )
-from atoll.protocol.assignment import Assignment, OptimizerSettings
+from atoll.protocol.assignment import Assignment, Donor, OptimizerSettings
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.v1 import session_pb2 as pb
@@ -229,6 +236,71 @@ def test_a_newer_assignment_replaces_a_stage() -> None:
     driver = stepping().give(AssignmentArrived(generation=TWO, payload=b"y"))
     assert isinstance(driver.one(Compute).command, Assign)
     assert driver.give(AssignmentArrived(generation=ONE, payload=b"z")).last == []
+
+
+def lend(generation: int = TWO, committed: int = STEP) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(lend=pb.Lend(generation=generation, committed_step=committed, borrowers=["bob"]))
+
+
+def kept(generation: Generation = TWO) -> StateKept:
+    return StateKept(generation=generation, step=STEP, borrowers=(PeerId("bob"),), state={})
+
+
+def committed() -> Driver:
+    """A peer that has done its first step."""
+    return stepping().give(report(), commit())
+
+
+def test_a_plan_that_is_over_leaves_its_state_here_to_lend_until_a_step_is_committed_under_the_next() -> None:
+    driver = committed().give(lend())
+    driver.one(Disconnect)
+    assert driver.one(Compute).command == KeepState(generation=TWO, step=STEP, borrowers=(PeerId("bob"),))
+    assert driver.session.state is SessionState.IDLE
+    driver.give(kept())
+    assert driver.one(Advance).generation == TWO
+    driver.one(LendOut)
+    driver.give(AssignmentArrived(generation=TWO, payload=b"y"))
+    assert not [item for item in driver.last if isinstance(item, StopLending)]
+    driver.give(assignment(TWO), Loaded(generation=TWO), LinksReady(generation=TWO))
+    assert driver.told().ready.generation == TWO
+    driver.give(start(TWO, 2), dataclasses.replace(report(TWO), step=StepNumber(2)), commit(TWO, 2))
+    driver.one(StopLending)
+    assert isinstance(driver.last[-1], Compute), "nothing is lent that computing is about to change"
+
+
+def test_a_peer_without_a_stage_in_the_next_plan_lends_until_it_is_released() -> None:
+    driver = committed().give(lend(), kept())
+    assert driver.give(pb.CoordinatorMessage(release=pb.Release(generation=ONE))).last == []
+    driver.give(pb.CoordinatorMessage(release=pb.Release(generation=TWO)))
+    driver.one(StopLending)
+    assert driver.one(Compute).command == DropState()
+
+
+def test_a_release_that_overtakes_the_keeping_leaves_nothing_behind() -> None:
+    driver = committed().give(lend(), pb.CoordinatorMessage(release=pb.Release(generation=TWO)))
+    assert driver.one(Compute).command == DropState()
+    assert not [item for item in driver.give(kept()).last if isinstance(item, LendOut)]
+
+
+def test_what_other_peers_gave_is_told_with_ready() -> None:
+    driver = committed().give(lend(), kept(), AssignmentArrived(generation=TWO, payload=b"y"))
+    donor = Donor(peer=PeerId("bob"), address="127.0.0.1:1", names=("w",))
+    accepted = assignment(TWO)
+    accepted = dataclasses.replace(accepted, assignment=dataclasses.replace(accepted.assignment, donors=(donor,)))
+    driver.give(accepted).one(Fetch)
+    driver.give(StateFetched(generation=TWO, given={}, num_bytes=7, seconds=0.5))
+    driver.give(Loaded(generation=TWO), LinksReady(generation=TWO))
+    assert (driver.told().ready.fetched_bytes, driver.told().ready.fetch_seconds) == (7, 0.5)
+
+
+def test_a_lack_of_memory_frees_what_is_only_kept_once_the_stage_is_complete() -> None:
+    fault = Fault(kind=FaultKind.MEMORY, reason="out of memory")
+    loading = committed().give(lend(), kept(), AssignmentArrived(generation=TWO, payload=b"y"), assignment(TWO))
+    loading.give(Faulted(generation=TWO, step=STEP, fault=fault))
+    assert not [item for item in loading.last if isinstance(item, StopLending)]
+    ready_again = committed().give(lend(), kept(), AssignmentArrived(generation=TWO, payload=b"y"), assignment(TWO))
+    ready_again.give(Loaded(generation=TWO), LinksReady(generation=TWO))
+    ready_again.give(Faulted(generation=TWO, step=STEP, fault=fault)).one(StopLending)
 
 
 def test_a_fault_is_told_once_and_the_peer_waits() -> None:

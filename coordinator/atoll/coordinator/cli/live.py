@@ -14,7 +14,16 @@ from rich.text import Text
 from atoll.coordinator.cli import formatting
 from atoll.coordinator.cli.status import describe_activity, in_order
 from atoll.coordinator.cli.view import Pace, describe
-from atoll.coordinator.events import EvaluationEvent, Event, PausedEvent, PlanEvent, ResumedEvent, StepEvent, VoidEvent
+from atoll.coordinator.events import (
+    EvaluationEvent,
+    Event,
+    MovedEvent,
+    PausedEvent,
+    PlanEvent,
+    ResumedEvent,
+    StepEvent,
+    VoidEvent,
+)
 from atoll.protocol.v1.operator_pb2 import PeerStatus, StatusReply
 
 BAR_WIDTH = 30
@@ -64,7 +73,7 @@ class LiveView:
                 self._validation = event
             case PlanEvent():
                 self._predicted = {peer: stage.predicted_memory_bytes for stage in event.stages for peer in stage.peers}
-            case VoidEvent() | PausedEvent() | ResumedEvent():
+            case VoidEvent() | MovedEvent() | PausedEvent() | ResumedEvent():
                 self._live.console.print(describe(event, self._steps, self._pace), style="yellow")
             case _:
                 pass

@@ -1,4 +1,4 @@
-"""`atoll status`, `peers`, `stop` and `export`: questions to a running coordinator."""
+"""`atoll status`, `peers`, `stop`, `replan` and `export`: questions to a running coordinator."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from atoll.protocol.v1.operator_pb2 import (
     FleetRequest,
     LinkStatus,
     PeerStatus,
+    ReplanReply,
+    ReplanRequest,
     StatusReply,
     StatusRequest,
     StopRequest,
@@ -33,6 +35,7 @@ from atoll.protocol.v1.operator_pb2_grpc import OperatorStub
 
 STATUS_SECONDS = 10.0
 EXPORT_SECONDS = 600.0
+REPLAN_SECONDS = 600.0
 PEER_COLUMNS = ("peer", "state", "device", "layers", "memory", "sent", "doing", "silent")
 MEASURED = "measured"
 
@@ -65,6 +68,15 @@ def stop(
     """Ends a run before its last step; peers end as well."""
     _ask(target, state, lambda stub: stub.Stop(StopRequest(reason=reason), timeout=STATUS_SECONDS))
     print("the run is ending")
+
+
+def replan(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
+    """Looks for a better plan for a run that trains, and changes to it where that pays."""
+    reply: ReplanReply = _ask(target, state, lambda stub: stub.Replan(ReplanRequest(), timeout=REPLAN_SECONDS))
+    if as_json:
+        print(json.dumps({"event": "replan", "moved": reply.moved, "reason": reply.reason}))
+    else:
+        print(f"{'the plan changes after this step' if reply.moved else 'the plan stays'}: {reply.reason}")
 
 
 def export(

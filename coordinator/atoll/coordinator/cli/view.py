@@ -17,6 +17,7 @@ from atoll.coordinator.cli import formatting
 from atoll.coordinator.events import (
     EvaluationEvent,
     Event,
+    MovedEvent,
     PausedEvent,
     PeerEvent,
     PlanEvent,
@@ -136,6 +137,9 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
             step = formatting.seconds(event.predicted_step_seconds)
             heading = f"plan {event.generation}: {step} a step predicted, in microbatches of {samples}"
             return "\n".join([heading, *(f"  {describe_stage(stage)}" for stage in event.stages)])
+        case MovedEvent():
+            moved = f"{formatting.size(event.bytes)} of state moved in {event.fetch_seconds:.1f} s"
+            return f"plan {event.generation} is in force after {event.seconds:.1f} s, {moved}: {event.reason}"
         case VoidEvent():
             where = f" (stage {event.stage}, {event.peer})" if event.stage is not None else ""
             return f"step {event.step} is void and runs again: {event.reason}{where}"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from atoll.coordinator.cli.live import LiveView, Traffic
 from atoll.coordinator.cli.view import QUIET_SECONDS, JsonView, Pace, PlainView
-from atoll.coordinator.events import EvaluationEvent, FailedEvent, PeerEvent, VoidEvent
+from atoll.coordinator.events import EvaluationEvent, FailedEvent, MovedEvent, PeerEvent, VoidEvent
 from atoll.protocol.v1.operator_pb2 import PeerStatus, StatusReply
 from support.events import plan_event, step_event
 
@@ -47,6 +47,16 @@ def test_json_view_writes_each_event_as_one_object_a_line() -> None:
     assert [entry["event"] for entry in entries] == ["step", "failed"]
     assert entries[0]["loss"] == 5.5
     assert all("\n" not in line for line in lines)
+
+
+def test_plain_view_tells_what_a_change_of_plan_took() -> None:
+    lines: list[str] = []
+    PlainView(10, lines.append).event(
+        MovedEvent(generation=2, step=4, bytes=3 << 20, seconds=2.5, fetch_seconds=1.25, reason="peer-1 ran out of memory")
+    )
+    (line,) = lines
+    assert line.startswith("plan 2 is in force after 2.5 s, ")
+    assert "of state moved in 1.2 s: peer-1 ran out of memory" in line
 
 
 def test_plain_view_tells_what_happens_in_words() -> None:
