@@ -301,12 +301,13 @@ class Pipeline:
         self._report_fault(fault_of(error, doing=self._doing), fatal=fatal)
 
     def _report_fault(self, fault: Fault, *, fatal: bool = False) -> None:
+        stepping = self._run is not None
         try:
             self._abandon()
         except Exception as error:  # a stage that cannot even drop its step is lost
             fault, fatal = fault_of(error, doing="dropping the step"), True
-        if fault.kind is FaultKind.MEMORY and self._stage is not None:
-            self._kept = KeptState()  # the stage is complete: what else is kept only takes room
+        if fault.kind is FaultKind.MEMORY and stepping:
+            self._kept = KeptState()  # all stages are complete: what else is kept only takes room
         self._doing = "idle"
         self._with.notify(Faulted(generation=self._generation, step=self._step, fault=fault, fatal=fatal))
 

@@ -277,7 +277,7 @@ class Session:
                 self.state = SessionState.READY if notice.evaluation else SessionState.REPORTED
                 return [Tell(session_pb2.PeerMessage(report=_report_message(notice)))]
             case Faulted():
-                short = notice.fault.kind is FaultKind.MEMORY and self._loaded
+                short = notice.fault.kind is FaultKind.MEMORY and self.state is SessionState.STEPPING
                 return [*(self._stop_lending() if short else ()), *self._fault(notice.fault)]
         return []
 

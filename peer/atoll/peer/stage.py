@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from atoll.peer.arrivals import Arrivals, Forwarded, MicrobatchInput, describe
 from atoll.peer.backward import Deferred, backward
 from atoll.peer.executor import Layout, Program, base_slots
+from atoll.peer.flight import Executed, Flight, Recording
 from atoll.peer.initialisation import initial_value
 from atoll.peer.optimizer import Optimizer
 from atoll.peer.staging import Staging, staging_for
@@ -61,44 +62,6 @@ class StageSettings:
     limits: Limits = DEFAULT_LIMITS
 
 
-@dataclass(slots=True)
-class _Recording:
-    """The autograd side of one forward: the leaves that stand for received values, and where gradients enter."""
-
-    leaves: Mapping[ValueReference, torch.Tensor]
-    edges: Mapping[ValueReference, GradientEdge]
-    loss: GradientEdge | None
-    loss_dtype: torch.dtype
-
-
-@dataclass(slots=True)
-class _Executed:
-    """What one execution of the graph leaves behind; ``buffers`` are the changed copies of the mutated ones."""
-
-    leaves: Mapping[ValueReference, torch.Tensor]
-    outputs: Mapping[ValueReference, torch.Tensor]
-    loss: torch.Tensor | None
-    metrics: Mapping[str, torch.Tensor]
-    buffers: dict[str, torch.Tensor]
-
-    def recording(self) -> _Recording:
-        return _Recording(
-            leaves=self.leaves,
-            edges={value: get_gradient_edge(tensor) for value, tensor in self.outputs.items() if tensor.requires_grad},
-            loss=get_gradient_edge(self.loss) if self.loss is not None and self.loss.requires_grad else None,
-            loss_dtype=torch.float32 if self.loss is None else self.loss.dtype,
-        )
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A microbatch between its forward and its backward. With recomputation, ``microbatch`` keeps its inputs."""
-
-    microbatch: MicrobatchInput
-    buffers: Mapping[str, torch.Tensor]
-    recording: _Recording | None
-
-
 class Stage:
     """A stage graph with its parameters, buffers, gradients and optimizer.
 
@@ -121,7 +84,7 @@ class Stage:
         self._uses: dict[int, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self._working: dict[str, torch.Tensor] = {}
-        self._flights: dict[MicrobatchIndex, _Flight] = {}
+        self._flights: dict[MicrobatchIndex, Flight] = {}
         self._deferred: dict[MicrobatchIndex, tuple[Deferred, ...]] = {}
         self._step = StepNumber(0)
         self.optimizer = Optimizer(settings.optimizer)
@@ -224,10 +187,10 @@ class Stage:
         if self.settings.recompute:
             # What was recorded is dropped: the same kernels as with gradients, whose choice depends on it, at no more memory
             # than the backward pass takes anyway.
-            self._flights[microbatch.index] = _Flight(microbatch, buffers, None)
+            self._flights[microbatch.index] = Flight(microbatch, buffers, None)
         else:
             kept = replace(microbatch, inputs={}, received={})
-            self._flights[microbatch.index] = _Flight(kept, {}, recording)
+            self._flights[microbatch.index] = Flight(kept, {}, recording)
         return forwarded
 
     def backward(
@@ -310,7 +273,7 @@ class Stage:
 
     # Details.
 
-    def _execute(self, microbatch: MicrobatchInput, buffers: Mapping[str, torch.Tensor]) -> _Executed:
+    def _execute(self, microbatch: MicrobatchInput, buffers: Mapping[str, torch.Tensor]) -> Executed:
         """Runs the graph's nodes on one microbatch, changing copies of the mutated buffers."""
         changed = {name: buffers[name].clone() for name in self._mutated}
         leaves = self._leaves(microbatch)
@@ -326,7 +289,7 @@ class Stage:
             program.run(
                 slots, microbatch.bindings, partial(node_seed, self.settings.run_seed, microbatch.step, microbatch.index)
             )
-        return _Executed(
+        return Executed(
             leaves=leaves,
             outputs={boundary.value: slots[program.slot(boundary.value)] for boundary in self.graph.sends},
             loss=slots[program.slot(self.graph.loss)] if self.graph.loss is not None else None,
@@ -334,7 +297,7 @@ class Stage:
             buffers=changed,
         )
 
-    def _forwarded(self, executed: _Executed) -> Forwarded:
+    def _forwarded(self, executed: Executed) -> Forwarded:
         """What the forward gives to the outside; raises NumericalFault when it is not finite."""
         for boundary in self.graph.sends:
             if boundary.differentiable:
@@ -359,7 +322,7 @@ class Stage:
         }
 
     def _roots(
-        self, microbatch: MicrobatchInput, recording: _Recording, gradients: Mapping[ValueReference, torch.Tensor]
+        self, microbatch: MicrobatchInput, recording: Recording, gradients: Mapping[ValueReference, torch.Tensor]
     ) -> tuple[list[GradientEdge], list[torch.Tensor]]:
         """Where gradients enter, and these: of the values sent, and of the loss by the microbatch's weight."""
         roots: list[GradientEdge] = []

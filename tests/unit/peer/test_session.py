@@ -299,7 +299,7 @@ def test_a_lack_of_memory_frees_what_is_only_kept_once_the_stage_is_complete() -
     loading.give(Faulted(generation=TWO, step=STEP, fault=fault))
     assert not [item for item in loading.last if isinstance(item, StopLending)]
     ready_again = committed().give(lend(), kept(), AssignmentArrived(generation=TWO, payload=b"y"), assignment(TWO))
-    ready_again.give(Loaded(generation=TWO), LinksReady(generation=TWO))
+    ready_again.give(Loaded(generation=TWO), LinksReady(generation=TWO), start(TWO, 2))
     ready_again.give(Faulted(generation=TWO, step=STEP, fault=fault)).one(StopLending)
 
 

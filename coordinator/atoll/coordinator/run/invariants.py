@@ -79,7 +79,7 @@ def _about_the_step(machine: RunMachine) -> list[tuple[bool, str]]:
         (0 <= context.committed <= context.settings.steps, "more steps than the run has"),
         (cycle.voids_in_a_row <= context.settings.max_voids, "the step was void too often"),
         (context.phase is not Phase.VOIDING or bool(context.pending), "void, and everybody has answered"),
-        (context.phase is not Phase.STORING or machine.purpose is not None, "weights are stored for no purpose"),
+        (context.phase is not Phase.STORING or machine.storing.purpose is not None, "weights are stored for no purpose"),
     ]
     if running and cycle.open is not None:
         expected = context.committed + (0 if cycle.open.evaluation else 1)

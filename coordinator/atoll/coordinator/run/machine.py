@@ -5,12 +5,12 @@
        +----------+-----------+-----------+            |    a loss, or a lack of memory, leads back to waiting;
                                           +------------+-> failed   a loss of what nobody else holds ends the run
 
-The cycle of steps while training is ``cycle``'s, a change of plan for the better ``moving``'s. Each state has a deadline
-(``deadlines``), and ``waiting`` says whom a run waits for."""
+The cycle of steps while training is ``cycle``'s, a change of plan for the better ``moving``'s, writing weights ``storing``'s.
+Each state has a deadline (``deadlines``), and ``waiting`` says whom a run waits for."""
 
 from __future__ import annotations
 
-from atoll.coordinator.events import FinishedEvent, PausedEvent, PlanEvent, ResumedEvent, VoidEvent
+from atoll.coordinator.events import PausedEvent, PlanEvent, ResumedEvent, VoidEvent
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
 from atoll.coordinator.run.events import (
@@ -35,15 +35,15 @@ from atoll.coordinator.run.events import (
     StageReported,
     StateMoved,
     StopAsked,
-    StorePurpose,
     Tick,
     WeightsWritten,
     WorkFailed,
 )
-from atoll.coordinator.run.instructions import AskStore, Assign, CloseWeights, EndRun, ExpelPeer, Instruction, MakePlan
+from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, MakePlan
 from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
+from atoll.coordinator.run.storing import Storing
 from atoll.coordinator.run.waiting import Waiting, waiting
 from atoll.protocol.ids import PeerId
 
@@ -58,15 +58,12 @@ class RunMachine:
         self.context = RunContext(settings, now)
         self.cycle = StepCycle(self.context, self._proceed)
         self.moving = Moving(self.context)
+        self.storing = Storing(self.context, self.cycle, self._proceed)
         self._deadlines = settings.deadlines
         self._last_join = now
         self._planned_with: tuple[PeerId, ...] = ()
         self._refused: frozenset[PeerId] | None = None
         self._loading_failures = 0
-        self._training_since: float | None = None
-        self._export_asked = False
-        self._stop_asked: str | None = None
-        self.purpose: StorePurpose | None = None
 
     def handle(self, event: RunEvent, now: float) -> tuple[Instruction, ...]:
         """Take in what happened at ``now`` (a monotonic clock); returns what to do, in order."""
@@ -125,13 +122,13 @@ class RunMachine:
             case StateMoved():
                 self._state_moved(event.peer)
             case PeerStored():
-                self._peer_stored(event)
+                self.storing.stored(event)
             case WeightsWritten():
-                self._weights_written(event)
+                self.storing.written(event)
             case ExportAsked():
-                self._export_asked = True
+                self.storing.export_asked = True
             case StopAsked():
-                self._stop(event)
+                self.storing.stop(event)
             case WorkFailed():
                 self.context.fail(event.reason)
             case Tick():
@@ -158,7 +155,7 @@ class RunMachine:
         context.holdings.forget(peer)
         how = f"{who} left ({reason})" if left else f"{who} was lost ({reason})"
         if context.phase is Phase.STORING:
-            if planned and (peer in context.pending or self.purpose not in (StorePurpose.FINISH, StorePurpose.STOP)):
+            if planned and self.storing.needs(peer):
                 self._state_lost(how)
         elif (planned or held) and context.holdings.uncovered():
             self._state_lost(how)
@@ -183,7 +180,7 @@ class RunMachine:
         context.plan, context.names = None, ()
         context.roster.release()
         self._refused = None
-        self.purpose = None
+        self.storing.purpose = None
         context.enter(RunState.WAITING, self._deadlines.waiting_seconds, reason)
 
     def _expel(self, peer: PeerId, reason: str) -> None:
@@ -259,7 +256,7 @@ class RunMachine:
             context.holdings.add(event.peer, context.names[stage])
         if not context.pending:
             self._loading_failures = 0
-            self._training_since = context.now if self._training_since is None else self._training_since
+            self.storing.training_began()
             context.enter(RunState.TRAINING, self._deadlines.step_seconds)
             self.moving.arrived()
             self._proceed()
@@ -269,18 +266,9 @@ class RunMachine:
     def _proceed(self) -> None:
         """Between two steps: what comes next."""
         context = self.context
-        if self._stop_asked is not None:
-            context.enter(RunState.FINISHING, self._deadlines.stored_seconds, self._stop_asked)
-            self._store(StorePurpose.STOP)
-        elif self.cycle.owed_evaluation:
-            self.cycle.begin_next()
-        elif context.committed == context.settings.steps:
-            context.enter(RunState.FINISHING, self._deadlines.stored_seconds)
-            self._store(StorePurpose.FINISH)
-        elif self._export_asked:
-            self._export_asked = False
-            self._store(StorePurpose.EXPORT)
-        elif (move := self.moving.take()) is not None:
+        if self.storing.begin_if_due():
+            return
+        if not self.cycle.owed_evaluation and (move := self.moving.take()) is not None:
             context.grow_generation()
             self._load(move, self.moving.looked_at())
         else:
@@ -328,14 +316,7 @@ class RunMachine:
             self._last_join = self.context.now
             self._fall_back(reason)
 
-    # The end
-
-    def _store(self, purpose: StorePurpose) -> None:
-        context = self.context
-        assert context.plan is not None
-        self.purpose = purpose
-        context.emit(AskStore(generation=context.generation, step=context.committed, purpose=purpose))
-        context.enter_phase(Phase.STORING, self._deadlines.stored_seconds, context.plan.peers)
+    # Time
 
     def _state_moved(self, peer: PeerId) -> None:
         """A transfer may take long, as long as it moves."""
@@ -345,53 +326,6 @@ class RunMachine:
             self.context.wait_at_most(self._deadlines.stored_seconds)
         elif self.context.state is RunState.LOADING:
             self.context.wait_at_most(self._deadlines.loading_seconds)
-
-    def _peer_stored(self, event: PeerStored) -> None:
-        context = self.context
-        mine = event.generation == context.generation and event.peer in context.pending
-        if context.phase is not Phase.STORING or not mine:
-            return
-        context.pending.discard(event.peer)
-        context.wait_at_most(self._deadlines.stored_seconds)
-        if not context.pending:
-            context.emit(CloseWeights())
-
-    def _weights_written(self, event: WeightsWritten) -> None:
-        context = self.context
-        if context.phase is not Phase.STORING or context.pending:
-            return
-        purpose, self.purpose = self.purpose, None
-        context.leave_phase()
-        if purpose is StorePurpose.EXPORT:
-            self._proceed()
-        elif purpose is StorePurpose.STOP:
-            done = f"after step {context.committed} of {context.settings.steps}"
-            context.fail(f"{context.reason}, {done}; the weights are in {event.path}")
-        else:
-            self._finish(event.path)
-
-    def _finish(self, weights: str) -> None:
-        context = self.context
-        assert self._training_since is not None
-        seconds = context.now - self._training_since
-        context.enter(RunState.FINISHED, float("inf"))
-        context.announce(
-            FinishedEvent(
-                steps=context.committed,
-                loss=self.cycle.loss if self.cycle.loss is not None else float("nan"),
-                seconds=seconds,
-                tokens_per_second=self.cycle.num_tokens / seconds if seconds > 0 else 0.0,
-                weights=weights,
-            )
-        )
-        context.emit(EndRun(finished=True, reason=f"finished after {context.committed} steps"))
-
-    def _stop(self, event: StopAsked) -> None:
-        busy = self.context.state in (RunState.TRAINING, RunState.FINISHING) and self.context.committed > 0
-        if event.keep_weights and busy:
-            self._stop_asked = event.reason
-        else:
-            self.context.fail(event.reason)
 
     def _deadline_passed(self) -> None:
         context = self.context

@@ -1,0 +1,111 @@
+"""Weights on their way into a file: when the operator wants them in the middle of a run, and when the run ends. A part of the
+state machine; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.coordinator.events import FinishedEvent
+from atoll.coordinator.run.context import RunContext
+from atoll.coordinator.run.cycle import StepCycle
+from atoll.coordinator.run.events import PeerStored, StopAsked, StorePurpose, WeightsWritten
+from atoll.coordinator.run.instructions import AskStore, CloseWeights, EndRun
+from atoll.coordinator.run.states import Phase, RunState
+from atoll.protocol.ids import PeerId
+
+
+class Storing:
+    """``go_on`` is called when training may go on. ``purpose`` is what weights are stored for at the moment, ``export_asked``
+    that they shall be once more."""
+
+    def __init__(self, context: RunContext, cycle: StepCycle, go_on: Callable[[], None]) -> None:
+        self._context = context
+        self._cycle = cycle
+        self._go_on = go_on
+        self._stop_asked: str | None = None
+        self._training_since: float | None = None
+        self.export_asked = False
+        self.purpose: StorePurpose | None = None
+
+    def training_began(self) -> None:
+        """All stages are loaded; the first time counts."""
+        if self._training_since is None:
+            self._training_since = self._context.now
+
+    def stop(self, event: StopAsked) -> None:
+        """End the run, with the weights where there are trained ones and it is only a matter of time."""
+        context = self._context
+        hopeless = context.state is RunState.WAITING and not context.holdings.peers
+        if event.keep_weights and context.committed > 0 and not hopeless:
+            self._stop_asked = event.reason
+        else:
+            context.fail(event.reason)
+
+    def begin_if_due(self) -> bool:
+        """Between two steps: store the weights, if that is what comes next."""
+        context = self._context
+        if self._stop_asked is not None:
+            context.enter(RunState.FINISHING, context.settings.deadlines.stored_seconds, self._stop_asked)
+            self._begin(StorePurpose.STOP)
+        elif self._cycle.owed_evaluation:
+            return False
+        elif context.committed == context.settings.steps:
+            context.enter(RunState.FINISHING, context.settings.deadlines.stored_seconds)
+            self._begin(StorePurpose.FINISH)
+        elif self.export_asked:
+            self.export_asked = False
+            self._begin(StorePurpose.EXPORT)
+        return self.purpose is not None
+
+    def needs(self, peer: PeerId) -> bool:
+        """Whether what is being stored would not be complete without this peer of the plan."""
+        return peer in self._context.pending or self.purpose not in (StorePurpose.FINISH, StorePurpose.STOP)
+
+    def stored(self, event: PeerStored) -> None:
+        """All weights of a peer are here."""
+        context = self._context
+        mine = event.generation == context.generation and event.peer in context.pending
+        if context.phase is not Phase.STORING or not mine:
+            return
+        context.pending.discard(event.peer)
+        context.wait_at_most(context.settings.deadlines.stored_seconds)
+        if not context.pending:
+            context.emit(CloseWeights())
+
+    def written(self, event: WeightsWritten) -> None:
+        """The file is complete."""
+        context = self._context
+        if context.phase is not Phase.STORING or context.pending:
+            return
+        purpose, self.purpose = self.purpose, None
+        context.leave_phase()
+        if purpose is StorePurpose.EXPORT:
+            self._go_on()
+        elif purpose is StorePurpose.STOP:
+            done = f"after step {context.committed} of {context.settings.steps}"
+            context.fail(f"{context.reason}, {done}; the weights are in {event.path}")
+        else:
+            self._finish(event.path)
+
+    def _begin(self, purpose: StorePurpose) -> None:
+        context = self._context
+        assert context.plan is not None
+        self.purpose = purpose
+        context.emit(AskStore(generation=context.generation, step=context.committed, purpose=purpose))
+        context.enter_phase(Phase.STORING, context.settings.deadlines.stored_seconds, context.plan.peers)
+
+    def _finish(self, weights: str) -> None:
+        context, cycle = self._context, self._cycle
+        assert self._training_since is not None
+        seconds = context.now - self._training_since
+        context.enter(RunState.FINISHED, float("inf"))
+        context.announce(
+            FinishedEvent(
+                steps=context.committed,
+                loss=cycle.loss if cycle.loss is not None else float("nan"),
+                seconds=seconds,
+                tokens_per_second=cycle.num_tokens / seconds if seconds > 0 else 0.0,
+                weights=weights,
+            )
+        )
+        context.emit(EndRun(finished=True, reason=f"finished after {context.committed} steps"))
