@@ -104,13 +104,16 @@ def _offset(kind: WorkKind) -> int:
 
 
 def _legend(kinds: Iterator[WorkKind]) -> Iterator[str]:
-    """What the colours mean, and the numbers."""
-    left = LEFT
+    """What the colours mean, in a second row where the first is full, and what the numbers do."""
+    left, top = LEFT, 32
     for kind in kinds:
-        yield f'<rect x="{left}" y="36" width="12" height="12" fill="{COLOURS[kind]}"/>'
-        yield _text(left + 16, 47, _MEANING[kind])
-        left += 34 + 7 * len(_MEANING[kind])
-    yield _text(WIDTH - RIGHT, 47, "numbers: microbatches", tone="faint", anchor="end")
+        width = 34 + 7 * len(_MEANING[kind])
+        if left + width > WIDTH - RIGHT:
+            left, top = LEFT, top + 17
+        yield f'<rect x="{left}" y="{top}" width="12" height="12" fill="{COLOURS[kind]}"/>'
+        yield _text(left + 16, top + 11, _MEANING[kind])
+        left += width
+    yield _text(WIDTH - RIGHT, 22, "numbers: microbatches", tone="faint", anchor="end")
 
 
 def _axis(seconds: float, scale: float, num_lanes: int) -> Iterator[str]:

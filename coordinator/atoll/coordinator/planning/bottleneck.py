@@ -14,6 +14,7 @@ from atoll.protocol.job_errors import listed
 
 class BottleneckKind(StrEnum):
     COMPUTE = "compute"
+    UPDATE = "update"
     LINK = "link"
     LINE = "line"
     MEMORY = "memory"
@@ -44,11 +45,12 @@ def find_bottleneck(
     found = [
         *_machines(peers, pipeline, simulation),
         *_computing(peers, simulation),
+        *_updating(peers, pipeline, simulation.step_seconds),
         *_links(peers, pipeline, simulation),
         *_lines(peers, pipeline, simulation.step_seconds),
     ]
     busiest = max(found, key=lambda one: one.busy_share)
-    if busiest.busy_share >= MOSTLY or len(pipeline.stages) == 1:
+    if busiest.busy_share >= MOSTLY or busiest.kind is BottleneckKind.UPDATE or len(pipeline.stages) == 1:
         return busiest
     return _memory_bound(peers, pipeline, simulation, most_in_flight) or _filling(peers, pipeline, simulation, busiest)
 
@@ -93,6 +95,19 @@ def _machines(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulat
                 sentence=f"computing on the {words}, {_busy(share, step)}",
             )
         )
+    return found
+
+
+def _updating(peers: tuple[PeerId, ...], pipeline: Pipeline, step: float) -> list[Bottleneck]:
+    """What stages do once a step, whatever its microbatches: norms of gradients, and the optimizer."""
+    found = []
+    for stage, times in enumerate(pipeline.stages):
+        share = (times.update_seconds + times.finish_seconds) / step
+        sentence = (
+            f"the optimizer at {peers[stage]} (stage {stage}), {_busy(share, step)}; a larger training.batch would pay for it "
+            "less often"
+        )
+        found.append(Bottleneck(kind=BottleneckKind.UPDATE, stage=stage, busy_share=share, sentence=sentence))
     return found
 
 

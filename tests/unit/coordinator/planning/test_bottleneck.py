@@ -22,6 +22,7 @@ def pipeline_of(
     upload: float = math.inf,
     in_flight: int = 32,
     num_microbatches: int = 32,
+    update: float = 0.0,
 ) -> Pipeline:
     """Three stages that send a megabyte to one another; ``upload`` is that of the middle one."""
     stages = tuple(
@@ -29,6 +30,7 @@ def pipeline_of(
             forward_seconds=one / 2,
             backward_seconds=one / 2,
             in_flight=in_flight,
+            update_seconds=update if index == 1 else 0.0,
             upload_bytes_per_second=upload if index == 1 else math.inf,
         )
         for index, one in enumerate(seconds)
@@ -50,6 +52,7 @@ def pipeline_of(
             "the upload of lab (1.9 MiB a microbatch to both neighbours at 16 Mbit/s), busy for ",
         ),
         (pipeline_of(latency=1.0, in_flight=2), BottleneckKind.MEMORY, 0, "memory at attic (stage 0): it holds 2 microbatches"),
+        (pipeline_of(update=8.0), BottleneckKind.UPDATE, 1, "the optimizer at lab (stage 1), busy for "),
         (pipeline_of(num_microbatches=1), BottleneckKind.FILLING, 0, "(1 microbatch through 3 stages)"),
     ],
 )
