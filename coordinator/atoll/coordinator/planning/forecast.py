@@ -141,7 +141,10 @@ def what_if(request: PlanRequest, planned: Planned) -> tuple[WhatIf, ...]:
             continue
         # The search may miss what is no worse than before.
         step_seconds = min(step_seconds, planned.step_seconds)
-        results.append(WhatIf(change=change, step_seconds=step_seconds, sentence=_compare(change, step_seconds, planned)))
+        sentence = _compare(change, step_seconds, planned)
+        if len(changed.peers) > len(request.peers) and request.constraints.num_stages is not None:
+            sentence += f", with plan.stages at {request.constraints.num_stages}"
+        results.append(WhatIf(change=change, step_seconds=step_seconds, sentence=sentence))
     return tuple(results)
 
 

@@ -78,6 +78,7 @@ def test_it_says_what_would_help(rate: float, peer_helps: bool, link_helps: bool
     assert (faster.step_seconds < 0.95 * planned.step_seconds) == link_helps
     assert ("no faster" in more.sentence) != peer_helps
     assert ("no faster" in faster.sentence) != link_helps
+    assert more.sentence.endswith(", with plan.stages at 2") != peer_helps
 
 
 def test_a_single_peer_has_no_link_to_make_faster() -> None:
