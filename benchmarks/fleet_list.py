@@ -124,7 +124,7 @@ _ALL = (
     BenchmarkFleet(
         name="recomputing",
         about="two peers that offer little memory and compute activations again",
-        members=(_capped("--max-memory", "150MiB"),) * 2,
+        members=(_capped("--max-memory", "220MiB"),) * 2,
         plan={"recompute": True},
     ),
     BenchmarkFleet(
