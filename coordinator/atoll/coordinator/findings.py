@@ -1,8 +1,8 @@
 """What was found out about peers and the links between them: kept, corrected by real traffic, told, and handed to the planner.
 Pure.
 
-What was not measured is estimated and marked. A peer whose segments were not measured is taken for as much slower than its
-FLOP/s promise as those that were measured are."""
+What was not measured is estimated and marked. A peer whose segments could not be measured is taken for as much slower than its
+FLOP/s promise as those that were measured are; an owner's word is taken as it is."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Findings:
         self._results: dict[Ends, ProbeResult] = {}
         self._failed_peers: dict[PeerId, str] = {}
         self._failed_links: dict[Ends, tuple[ProbePair, str]] = {}
+        self._machines: dict[PeerId, str] = {}
         self._how: dict[PeerId, str] = {}
         self._estimated: set[tuple[PeerId, PeerId]] = set()
         self._told: set[PeerId | Ends] = set()
@@ -58,7 +59,7 @@ class Findings:
 
     def forget(self, peer: PeerId) -> None:
         """The peer is gone."""
-        for table in (self._kinds, self._failed_peers, self._how):
+        for table in (self._kinds, self._failed_peers, self._how, self._machines):
             table.pop(peer, None)
         self._results = {ends: result for ends, result in self._results.items() if peer not in ends}
         self._failed_links = {ends: failed for ends, failed in self._failed_links.items() if peer not in ends}
@@ -76,12 +77,14 @@ class Findings:
 
     def kinds(self, peer: PeerId) -> tuple[session_pb2.Measured, ...]:
         """What the peer measured, as its steps have corrected it since."""
-        factor = self._observed.factor(peer)
+        factor = self._factor(peer)
         return tuple(_times(answer, factor) for answer in self._kinds.get(peer, {}).values() if not answer.failure)
 
     def offers(self, peers: Sequence[PeerOffer], measuring: SegmentMeasuring, segments: Segments) -> tuple[PeerOffer, ...]:
         """The peers with what was measured of them, else with a speed that follows from what was measured of others."""
         combined = {offer.name: self._combined(offer.name, measuring) for offer in peers}
+        for offer in peers:
+            self._machines[offer.name] = offer.machine
         promised = segments.forward_flops[-1] + segments.backward_flops[-1]
         shortfalls = [
             _total(seconds) * offer.flops_per_second / promised
@@ -128,9 +131,22 @@ class Findings:
         self._how[peer] = "measured" if combined.seconds is not None else f"estimated: {reason}"
         return Combined(seconds=combined.seconds, reason=reason)
 
-    def _offer(self, offer: PeerOffer, seconds: MeasuredSeconds | None, shortfall: float) -> PeerOffer:
-        factor = self._observed.factor(offer.name)
+    def _factor(self, peer: PeerId) -> float:
+        """How many times longer than measured the peer takes: what its steps have shown, else what those of others on the same
+        machine have, for whatever else keeps the machine busy is in its way too."""
+        machine = self._machines.get(peer, "")
+        if self._observed.is_seen(peer) or not machine:
+            return self._observed.factor(peer)
+        others = (other for other, its in self._machines.items() if its == machine and self._observed.is_seen(other))
+        return median([self._observed.factor(other) for other in others] or [1.0])
+
+    def _is_declared(self, peer: PeerId) -> bool:
+        return any(answer.declared for answer in self._kinds.get(peer, {}).values())
+
+    def _offer(self, offer: PeerOffer, seconds: MeasuredSeconds | None, usual_shortfall: float) -> PeerOffer:
+        factor = self._factor(offer.name)
         if seconds is None:
+            shortfall = 1.0 if self._is_declared(offer.name) else usual_shortfall
             return replace(offer, flops_per_second=offer.flops_per_second / (shortfall * factor))
         scaled = MeasuredSeconds(
             forward=tuple(factor * value for value in seconds.forward),
@@ -144,7 +160,8 @@ class Findings:
         combined = self._combined(peer, measuring)
         seconds = combined.seconds
         if seconds is None:
-            _log.warning("the layers on %s could not be measured, its FLOP/s are counted on: %s", peer, combined.reason)
+            level = logging.INFO if self._is_declared(peer) else logging.WARNING
+            _log.log(level, "the layers on %s were not measured, its FLOP/s are counted on: %s", peer, combined.reason)
             return MeasurementEvent(what="segments", peer=peer, estimated=True, reason=combined.reason)
         _log.info(
             "a microbatch of the whole model on %s: forward %.4g s, backward %.4g s, accumulate %.4g s; update %.4g s",
@@ -197,6 +214,7 @@ def _link_news(result: ProbeResult) -> Iterator[MeasurementEvent]:
             peer=one,
             target=other,
             estimated=rate is None,
+            reason="" if rate is not None else "only its latency was measured",
             bytes_per_second=rate,
             round_trip_seconds=result.round_trip_seconds,
         )

@@ -102,6 +102,11 @@ class Observed:
         peer = self._peers.get(name)
         return 1.0 if peer is None else peer.baked * peer.slowdown
 
+    def is_seen(self, name: PeerId) -> bool:
+        """Whether a step has shown anything of the peer's speed."""
+        peer = self._peers.get(name)
+        return peer is not None and (peer.baked != 1.0 or peer.steps > WARMING_STEPS)
+
     def compute_seconds(self, name: PeerId) -> float:
         """The middle of what the peer's last steps took; 0 before there are any."""
         peer = self._peers.get(name)

@@ -96,12 +96,14 @@ class PeerSession:
             return reader.result() if reader.done() else writer.result()
         finally:
             self._outbox.close()
-            # A write that is cancelled half-way would keep the stream's end from the peer.
-            await asyncio.wait((writer,), timeout=LAST_WORD_SECONDS)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._outbox.fail(LinkError(self.peer, "its session is over"))
+            try:
+                # A write that is cancelled half-way would keep the stream's end from the peer.
+                await asyncio.wait((writer,), timeout=LAST_WORD_SECONDS)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                self._outbox.fail(LinkError(self.peer, "its session is over"))
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, context: SessionContext) -> str:
         try:

@@ -83,7 +83,9 @@ class Surveyor:
         parties = self._parties(offer.name for offer in peers)
         rounds = probe_rounds(parties, known=survey.known_pairs)
         survey.aim(parties, [pair for pairs in rounds for pair in pairs])
+        began = time.monotonic()
         await self._carry_out(survey, measuring, generation, lambda: self._round != own_round, progress)
+        _log.info("surveyed %d peers in %.1f s", len(parties), time.monotonic() - began)
         self.findings.give_up(survey.take_given_up())
         surveyed = self._surveyed(measuring, parties, peers)
         names = [party.name for party in parties]

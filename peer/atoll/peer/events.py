@@ -208,12 +208,14 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a kind of segment takes here, from now or from the ``cached`` past; or the ``failure`` why that is not known."""
+    """What a kind of segment takes here, from now or from the ``cached`` past; or the ``failure`` why that is not known, among
+    them that the owner ``declared`` the peer's speed."""
 
     kind: str
     seconds: WorkSeconds | None = None
     cached: bool = False
     failure: str = ""
+    declared: bool = False
 
 
 Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | StateKept | Consumed | Faulted | Measured

@@ -39,7 +39,7 @@ class MeasuringQueue:
             task = read_task(message, bindings_of(message.numbers))
             kind = task.request.kind
             if self._refusal:
-                self._notify(Measured(kind=kind, failure=self._refusal))
+                self._notify(Measured(kind=kind, failure=self._refusal, declared=True))
             elif (found := self._cache.find(self._key(kind))) is not None:
                 self._notify(Measured(kind=kind, seconds=found, cached=True))
             else:

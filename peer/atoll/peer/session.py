@@ -340,7 +340,7 @@ def _report_message(report: Reported) -> session_pb2.StageReport:
 
 def _measured_message(measured: Measured) -> session_pb2.Measured:
     if measured.seconds is None:
-        return session_pb2.Measured(kind=measured.kind, failure=measured.failure)
+        return session_pb2.Measured(kind=measured.kind, failure=measured.failure, declared=measured.declared)
     return session_pb2.Measured(
         kind=measured.kind,
         forward_seconds=measured.seconds.forward,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.coordinator.events import MeasurementEvent, PlanEvent
+import pytest
+
+from atoll.coordinator.events import MeasurementEvent, PlanEvent, StepEvent
 from atoll.coordinator.survey_plan import SurveyLimits
 from atoll.protocol.v1 import operator_pb2, session_pb2
 from support.coordinated import CANNOT, Coordinated, ScriptedPeer, coordinated, tiny_job
@@ -74,4 +76,40 @@ async def test_what_a_peer_measured_is_planned_with(tmp_path: Path) -> None:
         fleet = await fleet_of(run)
         assert all(len(peer.measured) == len(fast.asked_to_measure) for peer in fleet.peers)
         for peer in (slow, fast):
+            await peer.close()
+
+
+async def test_real_peers_measure_themselves_and_their_links_and_predictions_follow(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, steps=10_000, plan={"stages": 2})
+    async with coordinated(job, tmp_path / "state", peers=0, min_peers=2) as run:
+        run.join("a", "b", flops_per_second=None, cache=tmp_path / "cache")
+        await run.until_told(StepEvent, step=3)
+        told = run.told(MeasurementEvent)
+        assert {event.peer for event in told if event.what == "segments" and not event.estimated} == {"a", "b"}
+        links = {(event.peer, event.target) for event in told if event.what == "link" and not event.estimated}
+        assert {("a", "b"), ("b", "a")} <= links
+        async with run.operator() as operator:
+            status = await operator.Status(operator_pb2.StatusRequest())
+        assert status.predicted_step_seconds == pytest.approx(run.told(PlanEvent)[-1].predicted_step_seconds)
+        assert status.measured_step_seconds > 0.0
+        assert [peer.measurement for peer in status.peers] == ["measured", "measured"]
+        assert all(peer.predicted_compute_seconds > 0.0 and peer.measured_compute_seconds > 0.0 for peer in status.peers)
+        assert {(link.source, link.target) for link in status.links} == {("a", "b"), ("b", "a")}
+        assert all(not link.estimated and link.round_trip_seconds > 0.0 for link in status.links)
+        fleet = await fleet_of(run)
+        assert all(peer.measured and all(kind.forward_seconds > 0.0 for kind in peer.measured) for peer in fleet.peers)
+        assert not any(link.estimated for link in fleet.links)
+
+
+async def test_a_newcomer_alone_is_asked_before_the_next_plan(tmp_path: Path) -> None:
+    async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0, min_peers=2, survey=SHORT) as run:
+        first, second = (ScriptedPeer(run.address, name) for name in "ab")
+        await run.until_told(PlanEvent, generation=1)
+        kinds = len(first.asked_to_measure)
+        await second.close()  # before the first step, so the run plans anew
+        third = ScriptedPeer(run.address, "c")
+        await run.until(lambda: len(run.told(PlanEvent)) > 1)
+        assert len(first.asked_to_measure) == kinds
+        assert len(third.asked_to_measure) == kinds
+        for peer in (first, third):
             await peer.close()

@@ -25,6 +25,7 @@ from atoll.coordinator.run.events import (
     PeerStored,
     PeerVoided,
     PlanMade,
+    PlanningProgressed,
     ReplanAsked,
     StageReported,
     StateMoved,
@@ -460,6 +461,21 @@ def test_void_steps_change_nothing_in_what_is_committed(void_at: list[int]) -> N
         count += 1
     assert state(swarm) is RunState.FINISHED
     assert [commit.samples for commit in swarm.commits] == ["hash-1", "hash-2", "hash-3", "hash-4"]
+
+
+def test_while_peers_are_measured_for_a_plan_the_run_says_so() -> None:
+    swarm = make_swarm(min_peers=1)
+    swarm.give(GraphReady(trainable=PARAMETERS))
+    swarm.give(PeerJoined(offer=make_offer("a")))
+    swarm.pass_time(swarm.machine.context.settings.deadlines.settle_seconds)
+    generation = swarm.machine.context.generation
+    assert str(swarm.machine.waiting()) == "places the model on 1 peer"
+    swarm.give(PlanningProgressed(generation=generation, doing="measures the layers on a"))
+    assert str(swarm.machine.waiting()) == "measures the layers on a"
+    swarm.give(PlanningProgressed(generation=Generation(generation - 1), doing="is late"))
+    assert str(swarm.machine.waiting()) == "measures the layers on a"
+    swarm.give(PlanningProgressed(generation=generation, doing=""))
+    assert str(swarm.machine.waiting()) == "places the model on 1 peer"
 
 
 def test_work_of_the_coordinator_that_fails_ends_the_run() -> None:

@@ -17,6 +17,7 @@ from atoll.coordinator.cli.view import Pace, describe
 from atoll.coordinator.events import (
     EvaluationEvent,
     Event,
+    MeasurementEvent,
     MovedEvent,
     PausedEvent,
     PlanEvent,
@@ -73,8 +74,10 @@ class LiveView:
                 self._validation = event
             case PlanEvent():
                 self._predicted = {peer: stage.predicted_memory_bytes for stage in event.stages for peer in stage.peers}
-            case VoidEvent() | MovedEvent() | PausedEvent() | ResumedEvent():
-                self._live.console.print(describe(event, self._steps, self._pace), style="yellow")
+            case VoidEvent() | MovedEvent() | PausedEvent() | ResumedEvent() | MeasurementEvent():
+                words = describe(event, self._steps, self._pace)
+                if words:
+                    self._live.console.print(words, style="yellow")
             case _:
                 pass
         self._draw()
@@ -95,6 +98,10 @@ class LiveView:
         line.append(self._status.state, style="cyan")
         if self._status.generation:
             line.append(f"  plan {self._status.generation}", style="dim")
+        predicted, measured = self._status.predicted_step_seconds, self._status.measured_step_seconds
+        if predicted:
+            beside = f", takes {formatting.seconds(measured)}" if measured else ""
+            line.append(f"  a step is predicted to take {formatting.seconds(predicted)}{beside}", style="dim")
         return line
 
     def _progress(self) -> RenderableType:

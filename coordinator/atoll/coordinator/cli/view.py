@@ -17,6 +17,7 @@ from atoll.coordinator.cli import formatting
 from atoll.coordinator.events import (
     EvaluationEvent,
     Event,
+    MeasurementEvent,
     MovedEvent,
     PausedEvent,
     PeerEvent,
@@ -140,6 +141,10 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
         case MovedEvent():
             moved = f"{formatting.size(event.bytes)} of state moved in {event.fetch_seconds:.1f} s"
             return f"plan {event.generation} is in force after {event.seconds:.1f} s, {moved}: {event.reason}"
+        case MeasurementEvent() if event.reason and event.what == "segments":
+            return f"{event.peer} is planned with by its FLOP/s: {event.reason}"
+        case MeasurementEvent() if event.reason and event.bytes_per_second is not None and event.peer < event.target:
+            return f"the link {event.peer} - {event.target} is planned with by an estimate: {event.reason}"
         case VoidEvent():
             where = f" (stage {event.stage}, {event.peer})" if event.stage is not None else ""
             return f"step {event.step} is void and runs again: {event.reason}{where}"

@@ -39,7 +39,7 @@ class Join(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Measured(_message.Message):
-    __slots__ = ("kind", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds", "cached", "failure")
+    __slots__ = ("kind", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds", "cached", "failure", "declared")
     KIND_FIELD_NUMBER: _ClassVar[int]
     FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Measured(_message.Message):
     UPDATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
     kind: str
     forward_seconds: float
     backward_seconds: float
@@ -54,7 +55,8 @@ class Measured(_message.Message):
     update_seconds: float
     cached: bool
     failure: str
-    def __init__(self, kind: _Optional[str] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., accumulate_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ..., cached: bool = ..., failure: _Optional[str] = ...) -> None: ...
+    declared: bool
+    def __init__(self, kind: _Optional[str] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., accumulate_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ..., cached: bool = ..., failure: _Optional[str] = ..., declared: bool = ...) -> None: ...
 
 class Probed(_message.Message):
     __slots__ = ("number", "failure", "round_trip_seconds", "upload_bytes_per_second", "download_bytes_per_second")
