@@ -34,7 +34,7 @@ from atoll.protocol.measurement import (
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
 
-TOTAL_SECONDS = 4.0
+TOTAL_SECONDS = 2.5
 """About what a peer may take for all kinds together, unless it is so slow that measuring each once takes longer."""
 MOST_SECONDS = 1.0
 LEAST_SECONDS = 0.1
