@@ -145,6 +145,7 @@ class Findings:
 
     def _offer(self, offer: PeerOffer, seconds: MeasuredSeconds | None, usual_shortfall: float) -> PeerOffer:
         factor = self._factor(offer.name)
+        offer = replace(offer, coordinator_round_trip_seconds=self.round_trip_seconds(offer.name, THE_COORDINATOR))
         if seconds is None:
             shortfall = 1.0 if self._is_declared(offer.name) else usual_shortfall
             return replace(offer, flops_per_second=offer.flops_per_second / (shortfall * factor))

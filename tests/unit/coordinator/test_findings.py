@@ -86,6 +86,13 @@ def test_kinds_become_positions_and_steps_correct_them(measuring: SegmentMeasuri
     assert [answer.forward_seconds for answer in findings.kinds(A)] == pytest.approx([1.0, 1.0])
 
 
+def test_the_way_to_the_coordinator_is_what_its_probe_found(measuring: SegmentMeasuring) -> None:
+    findings = Findings(Observed())
+    findings.probed(ProbeResult(pair=ProbePair(source=A, target=None), round_trip_seconds=0.04))
+    near, unknown = findings.offers([offer(A), offer(B)], measuring, SEGMENTS)
+    assert (near.coordinator_round_trip_seconds, unknown.coordinator_round_trip_seconds) == (0.04, 0.0)
+
+
 def test_a_peer_that_was_not_measured_falls_short_of_its_promise_as_the_others_do(measuring: SegmentMeasuring) -> None:
     findings = Findings(Observed())
     measure(findings, A, 1.0)  # 9 s, and 1 s was promised

@@ -71,7 +71,7 @@ def forecast(request: PlanRequest, planned: Planned) -> tuple[StageForecast, ...
         forecasts.append(
             StageForecast(
                 peer=stage.peer,
-                busy_share=planned.simulation.compute_seconds[index] / planned.step_seconds,
+                busy_share=planned.simulation.busy_seconds[index] / planned.step_seconds,
                 memory_bytes=stage.memory_bytes,
                 allowed_bytes=allowed_bytes(offers[stage.peer], request.constraints),
                 sent_bytes=sent[index],

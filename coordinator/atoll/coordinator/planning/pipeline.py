@@ -138,14 +138,15 @@ class Activity:
 class Simulation:
     """What happened in one step, from the coordinator's word for the step before to its word for this one.
 
-    ``finished_seconds`` is when each stage had all its gradients, ``compute_seconds`` how long each computed microbatches,
-    ``sent_seconds`` how long each link was busy (forward, backward), ``peak_in_flight`` the most microbatches each stage
-    held.
+    ``finished_seconds`` is when each stage had all its gradients, ``compute_seconds`` what each computes for the microbatches at
+    full speed, ``busy_seconds`` how long it is at them and at the norms by the clock, slowed down by others on its machine,
+    ``sent_seconds`` how long each link was busy (forward, backward), ``peak_in_flight`` the most microbatches each stage held.
     """
 
     step_seconds: float
     finished_seconds: tuple[float, ...]
     compute_seconds: tuple[float, ...]
+    busy_seconds: tuple[float, ...]
     sent_seconds: tuple[tuple[float, float], ...]
     peak_in_flight: tuple[int, ...]
     activities: tuple[Activity, ...] = ()

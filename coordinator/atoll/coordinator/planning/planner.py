@@ -127,7 +127,7 @@ def as_plan(planned: Planned, segments: Segments) -> Plan:
             memory_bytes=stage.memory_bytes,
             microbatch_seconds=stage.compute_seconds,
             sent_bytes=int(segments.forward_bytes[stage.end]),
-            step_compute_seconds=planned.simulation.compute_seconds[index],
+            step_compute_seconds=planned.simulation.busy_seconds[index],
         )
         for index, stage in enumerate(planned.stages)
     )

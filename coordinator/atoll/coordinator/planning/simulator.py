@@ -50,6 +50,7 @@ class _Stage:
     peak: int = 0
     awaited: int = 0
     computed: float = 0.0
+    busy_seconds: float = 0.0
     finished: float = math.inf
     reported: float = math.inf
 
@@ -131,6 +132,8 @@ class _Run:
         self._touched.append(index)
         if self._record and now > stage.began:
             self._record_work(index, kind, now)
+        if kind != _UPDATE:
+            stage.busy_seconds += now - stage.began
         if kind == _FORWARD:
             stage.forwards += 1
             if index + 1 < len(self._stages):
@@ -228,6 +231,7 @@ class _Run:
             step_seconds=max(stage.reported for stage in self._stages) + self._pipeline.commit_seconds,
             finished_seconds=finished,
             compute_seconds=tuple(stage.computed for stage in self._stages),
+            busy_seconds=tuple(stage.busy_seconds for stage in self._stages),
             sent_seconds=tuple((busy[index], busy[num_links + index]) for index in range(num_links)),
             peak_in_flight=tuple(stage.peak for stage in self._stages),
             activities=tuple(sorted(self._activities, key=lambda activity: (activity.start_seconds, activity.stage))),

@@ -26,3 +26,9 @@ def test_half_precision_is_half_the_bytes_and_raw_is_all() -> None:
 def test_an_unknown_codec_is_refused() -> None:
     with pytest.raises(WireError, match="unknown codec 'best'"):
         codec_cost("best")
+
+
+def test_fewer_bits_are_fewer_bytes() -> None:
+    costs = [codec_cost(name) for name in ("bf16", "int8", "int4", "int3", "int2")]
+    assert [round(32 * cost.ratio, 2) for cost in costs] == [16.0, 8.25, 4.25, 3.25, 2.25]
+    assert all(cost.encode_bytes_per_second < 1.0 / (cost.ratio / 6e9) for cost in costs)

@@ -15,7 +15,7 @@ from atoll.coordinator.planning.changes import even_layouts
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
 from atoll.coordinator.planning.cuts import layout_excess
 from atoll.coordinator.planning.pipeline import StageTimes
-from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, plan_microbatch, plan_placement
+from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, as_plan, plan_microbatch, plan_placement
 from atoll.coordinator.planning.prediction import CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
 from atoll.coordinator.planning.search import CROWDED
 from atoll.coordinator.planning.segments import RAW, CodecCost, MeasuredSeconds, SharedBytes
@@ -187,6 +187,17 @@ def test_peers_that_share_two_cores_are_not_four_peers() -> None:
     words = f"it shares its processors with {' and '.join(sorted(used))}, and these keep them busy"
     assert [spare.reason for spare in planned.spares] == [words] * 2
     assert planned.bottleneck.kind == "compute"
+
+
+def test_a_plan_says_how_long_its_stages_compute_beside_one_another() -> None:
+    """Two stages on one core: each is at its work for twice as long as that takes alone, while the other computes."""
+    peers = tuple(dataclasses.replace(peer, machine="attic", cores=1) for peer in peers_of([1e9] * 2))
+    network = network_of([peer.name for peer in peers], 1e12)
+    request = request_of(equal_segments(8, crossing=1.0), peers, network, num_stages=2, in_flight=16, num_microbatches=32)
+    plan = as_plan(plan_placement(request), request.segments)
+    alone = 32 * 8 * 3.0
+    assert plan.step_seconds == pytest.approx(alone, rel=0.01)
+    assert sum(stage.step_compute_seconds for stage in plan.stages) == pytest.approx(2 * alone, rel=0.1)
 
 
 def test_on_one_core_a_second_stage_is_of_no_use() -> None:

@@ -148,5 +148,7 @@ def test_no_machine_does_more_than_its_cores_can(pipeline: Pipeline) -> None:
         spent = sum(activity.end_seconds - activity.start_seconds for activity in own)
         alone = stage.update_seconds + stage.finish_seconds + pipeline.num_microbatches * stage.microbatch_seconds
         assert spent >= alone - 1e-9
+        updating = sum(activity.end_seconds - activity.start_seconds for activity in own if activity.kind is WorkKind.UPDATE)
+        assert simulation.busy_seconds[index] == pytest.approx(spent - updating)
         if not stage.machine:
             assert spent == pytest.approx(alone)
