@@ -28,8 +28,8 @@ ENCODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "int3": 8e8,
     "int2": 1e9,
 }
-"""Bytes of the tensor, without the checksum. ``benchmarks/codec_speed.py`` measures them; these leave some room, for a thread that
-encodes seldom finds its caches warm."""
+"""Bytes of the tensor, without the checksum. ``benchmarks/codec_speed.py`` measures them; these leave some room, for a
+thread that encodes seldom finds its caches warm."""
 DECODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "raw": float("inf"),
     "packed": 2e9,
