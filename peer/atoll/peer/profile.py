@@ -93,19 +93,24 @@ def measure(
 
 
 def machine_name() -> str:
-    """The same text in every process of this machine, containers included, and in no other; tells nothing else about it."""
+    """The same text in every process that may run on the same processors of this machine, containers included; tells nothing
+    else about it. Processes that are confined to different processors disturb one another little and count as apart."""
     try:
         identity = _BOOT_ID.read_text().strip()
     except OSError:
         identity = f"{platform.node()} {psutil.boot_time():.0f}"
-    return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(f"{identity} {_processors()}".encode(), digest_size=8).hexdigest()
 
 
 def usable_cores() -> int:
-    """The processors that this process may run on."""
+    """How many processors this process may run on."""
+    return len(_processors()) or psutil.cpu_count() or 1
+
+
+def _processors() -> list[int]:
+    """The processors that this process may run on, empty where the system does not tell."""
     process = psutil.Process()
-    affinity = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
-    return len(affinity) if affinity else psutil.cpu_count() or 1
+    return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else []
 
 
 def flops_per_second(device: str, *, seconds: float = _SECONDS) -> float:

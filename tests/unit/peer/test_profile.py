@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 from atoll.peer.profile import flops_per_second, free_memory_bytes, measure, resident_bytes
 
@@ -46,3 +49,16 @@ print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not confine processes to processors")
+def test_processes_on_the_same_processors_are_of_one_machine() -> None:
+    script = "from atoll.peer.profile import machine_name, usable_cores; print(machine_name(), usable_cores())"
+    confined = f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); {script}"
+    one, another, alone = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.split()
+        for code in (script, script, confined)
+    )
+    assert one == another
+    assert alone[1] == "1"
+    assert (alone[0] == one[0]) == (one[1] == "1")
