@@ -34,10 +34,10 @@ class Measurements:
         self._links: dict[tuple[str, str, str, str], LinkEvent] = {}
 
     def planned(self, plan: Plan, resident_before: dict[PeerId, int]) -> None:
-        """A new plan is being loaded by peers whose processes have these sizes."""
+        """A new plan is being loaded by peers whose processes have these sizes; those that had a stage before were smaller."""
         self.observed.planned(plan)
         self._plan = plan
-        self._before = dict(resident_before)
+        self._before = {peer: min(size, self._before.get(peer, size)) for peer, size in resident_before.items()}
         self._largest = {}
         self._steps = []
 

@@ -134,6 +134,17 @@ def test_a_peer_that_is_slow_for_three_steps_is_a_reason_and_one_slow_step_is_no
     assert told(swarm, MovedEvent)[0].reason == "a computes 4.0 times longer than planned: it pays"
 
 
+def test_slowness_that_was_found_not_to_be_worth_a_move_is_a_reason_again_when_it_grows() -> None:
+    swarm = training("a", "b")
+    swarm.moves_pay = False
+    commit(swarm, 3, {A: 2.0})
+    judge(swarm)
+    commit(swarm, 20, {A: 2.5})
+    assert len(asked(swarm, ConsiderMove)) == 1
+    commit(swarm, 3, {A: 3.5})
+    assert len(asked(swarm, ConsiderMove)) == 2
+
+
 def test_no_second_move_follows_soon_even_if_somebody_is_slow_again() -> None:
     swarm = training("a", "b")
     for _ in range(10):

@@ -58,8 +58,7 @@ class Moving:
         if event.since != self._plan_since or self._looking is None:
             return
         if event.proposed is None:
-            self._restraint.planned(self._looking)
-            self._restraint.looked(self._context.committed)
+            self._restraint.kept(self._looking)
             self._looking = None
         else:
             self._judged = event

@@ -1,8 +1,9 @@
 """When a run that goes well should look for a better plan, and when it should leave things as they are. Pure.
 
 Looking costs little and is done beside training; whether a move pays is the planner's to say. What keeps a plan from flapping
-stands here: a peer must be slow for several steps in a row, whoever joined is a reason once, and after a move, or a look that
-led to none, the run is left alone for some steps, and until the last move's cost is a small part of the time since."""
+stands here: a peer must be slow for several steps in a row; what a look has found not to be worth a move is no reason for
+another look before it is much worse; and after a move the run is left alone for some steps, and until what the move cost is a
+small part of the time since."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from atoll.protocol.ids import PeerId, StepNumber
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestraintSettings:
     """``slow_factor``: how many times longer than planned a peer must compute, for ``slow_steps`` in a row, to be a reason.
-    ``rest_steps`` lie at least between two looks, and ``rest_share`` is the most that moving may cost of the time."""
+    ``rest_steps`` lie at least between a move and the next look; ``rest_share`` is the most that a move may cost of the time."""
 
     slow_factor: float = 1.5
     slow_steps: int = 3
@@ -24,11 +25,12 @@ class RestraintSettings:
 
 
 class Restraint:
-    """Told of each step, each look and each move."""
+    """Told of each step, each plan, and each look that led to none."""
 
     def __init__(self, settings: RestraintSettings) -> None:
         self._settings = settings
         self._slow: dict[PeerId, tuple[int, float]] = {}
+        self._borne: dict[PeerId, float] = {}
         self._considered: frozenset[PeerId] = frozenset()
         self._rest_until_step = StepNumber(0)
         self._rest_until = float("-inf")
@@ -37,19 +39,23 @@ class Restraint:
         """A plan was made in the knowledge of these peers: each one's speed is compared with it from now on."""
         self._considered = frozenset(peers)
         self._slow.clear()
+        self._borne.clear()
 
     def moved(self, step: StepNumber, now: float, seconds: float) -> None:
         """The plan was changed after ``step``, which took ``seconds``."""
-        self.looked(step)
+        self._rest_until_step = StepNumber(step + self._settings.rest_steps)
         self._rest_until = now + seconds / self._settings.rest_share
 
-    def looked(self, step: StepNumber) -> None:
-        """A better plan was looked for."""
-        self._rest_until_step = StepNumber(step + self._settings.rest_steps)
+    def kept(self, peers: Iterable[PeerId]) -> None:
+        """A look, in the knowledge of these peers, has found the plan good enough with everybody as fast as now."""
+        self._considered = frozenset(peers)
+        self._borne |= {peer: factor for peer, (_, factor) in self._slow.items()}
+        self._slow.clear()
 
     def compared(self, slowdowns: Mapping[PeerId, float]) -> None:
         """After a step: how many times longer than planned each peer computed."""
-        slow = {peer: factor for peer, factor in slowdowns.items() if factor > self._settings.slow_factor}
+        limit = self._settings.slow_factor
+        slow = {peer: factor for peer, factor in slowdowns.items() if factor > limit * self._borne.get(peer, 1.0)}
         self._slow = {peer: (self._slow.get(peer, (0, 0.0))[0] + 1, factor) for peer, factor in slow.items()}
 
     def reason(self, step: StepNumber, now: float, present: Iterable[PeerId]) -> str | None:
