@@ -16,7 +16,7 @@ from atoll.protocol.ids import PeerId, StepNumber
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestraintSettings:
     """``slow_factor``: how many times longer than planned a peer must compute, for ``slow_steps`` in a row, to be a reason.
-    ``rest_steps`` lie at least between a move and the next look; ``rest_share`` is the most that a move may cost of the time."""
+    ``rest_steps`` lie between a move and the next look at least; ``rest_share`` is the most that moves may cost of the time."""
 
     slow_factor: float = 1.5
     slow_steps: int = 3
