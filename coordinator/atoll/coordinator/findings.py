@@ -75,6 +75,15 @@ class Findings:
         result = self._results.get(frozenset((one, other)))
         return result.round_trip_seconds if result is not None else 0.0
 
+    def coordinator_round_trip_seconds(self, peer: PeerId) -> float:
+        """What a small message to the coordinator and back takes: as probed, else as of another peer of the same machine, else
+        as is usual; 0 where nothing is known."""
+        known = {other: self.round_trip_seconds(other, THE_COORDINATOR) for other in self._machines}
+        known = {other: seconds for other, seconds in known.items() if seconds > 0.0}
+        machine = self._machines.get(peer, "")
+        near = [seconds for other, seconds in known.items() if machine and self._machines[other] == machine]
+        return known.get(peer, 0.0) or median(near or known.values() or [0.0])
+
     def kinds(self, peer: PeerId) -> tuple[session_pb2.Measured, ...]:
         """What the peer measured, as its steps have corrected it since."""
         factor = self._factor(peer)
@@ -145,7 +154,7 @@ class Findings:
 
     def _offer(self, offer: PeerOffer, seconds: MeasuredSeconds | None, usual_shortfall: float) -> PeerOffer:
         factor = self._factor(offer.name)
-        offer = replace(offer, coordinator_round_trip_seconds=self.round_trip_seconds(offer.name, THE_COORDINATOR))
+        offer = replace(offer, coordinator_round_trip_seconds=self.coordinator_round_trip_seconds(offer.name))
         if seconds is None:
             shortfall = 1.0 if self._is_declared(offer.name) else usual_shortfall
             return replace(offer, flops_per_second=offer.flops_per_second / (shortfall * factor))

@@ -14,9 +14,12 @@ from atoll.protocol.v1 import operator_pb2, session_pb2
 
 
 def fleet_reply(
-    members: Iterable[Member], measured: Mapping[PeerId, Sequence[session_pb2.Measured]], network: Network
+    members: Iterable[Member],
+    measured: Mapping[PeerId, Sequence[session_pb2.Measured]],
+    network: Network,
+    round_trips: Mapping[PeerId, float],
 ) -> operator_pb2.FleetReply:
-    """The answer for ``members``; ``network`` knows them all."""
+    """The answer for ``members``; ``network`` knows them all, ``round_trips`` says how far they are from the coordinator."""
     present = tuple(members)
     own = network.select([member.name for member in present])
     links = [
@@ -31,10 +34,11 @@ def fleet_reply(
         for other, target in enumerate(own.names)
         if one != other
     ]
-    return operator_pb2.FleetReply(peers=[_peer(member, measured.get(member.name, ())) for member in present], links=links)
+    peers = [_peer(member, measured.get(member.name, ()), round_trips.get(member.name, 0.0)) for member in present]
+    return operator_pb2.FleetReply(peers=peers, links=links)
 
 
-def _peer(member: Member, measured: Sequence[session_pb2.Measured]) -> operator_pb2.FleetPeer:
+def _peer(member: Member, measured: Sequence[session_pb2.Measured], round_trip: float) -> operator_pb2.FleetPeer:
     said = member.introduction
     return operator_pb2.FleetPeer(
         name=said.name,
@@ -47,6 +51,7 @@ def _peer(member: Member, measured: Sequence[session_pb2.Measured]) -> operator_
         max_upload_bytes_per_second=said.max_upload_bytes_per_second or 0.0,
         max_download_bytes_per_second=said.max_download_bytes_per_second or 0.0,
         measured=measured,
+        coordinator_round_trip_seconds=round_trip,
     )
 
 
@@ -61,6 +66,7 @@ def offers_in(reply: operator_pb2.FleetReply) -> tuple[PeerOffer, ...]:
             machine=peer.machine,
             cores=peer.cores,
             threads=peer.threads,
+            coordinator_round_trip_seconds=peer.coordinator_round_trip_seconds,
         )
         for peer in reply.peers
     )

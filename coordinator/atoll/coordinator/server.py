@@ -190,8 +190,10 @@ class Coordinator:
     def fleet(self) -> operator_pb2.FleetReply:
         """What is known of the peers that are here and of their links, as a plan would take it."""
         members = tuple(self._sessions.membership)
-        measured = {member.name: self._surveyor.findings.kinds(member.name) for member in members}
-        return fleet_reply(members, measured, self._surveyor.network())
+        findings = self._surveyor.findings
+        measured = {member.name: findings.kinds(member.name) for member in members}
+        round_trips = {member.name: findings.coordinator_round_trip_seconds(member.name) for member in members}
+        return fleet_reply(members, measured, self._surveyor.network(), round_trips)
 
     async def export(self) -> operator_pb2.ExportReply:
         """Write the weights of the last committed step to a file. Raises RunFailed when there are none."""

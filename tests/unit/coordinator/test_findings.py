@@ -86,13 +86,6 @@ def test_kinds_become_positions_and_steps_correct_them(measuring: SegmentMeasuri
     assert [answer.forward_seconds for answer in findings.kinds(A)] == pytest.approx([1.0, 1.0])
 
 
-def test_the_way_to_the_coordinator_is_what_its_probe_found(measuring: SegmentMeasuring) -> None:
-    findings = Findings(Observed())
-    findings.probed(ProbeResult(pair=ProbePair(source=A, target=None), round_trip_seconds=0.04))
-    near, unknown = findings.offers([offer(A), offer(B)], measuring, SEGMENTS)
-    assert (near.coordinator_round_trip_seconds, unknown.coordinator_round_trip_seconds) == (0.04, 0.0)
-
-
 def test_a_peer_that_was_not_measured_falls_short_of_its_promise_as_the_others_do(measuring: SegmentMeasuring) -> None:
     findings = Findings(Observed())
     measure(findings, A, 1.0)  # 9 s, and 1 s was promised
@@ -165,3 +158,14 @@ def test_traffic_takes_the_place_of_a_probe(measuring: SegmentMeasuring) -> None
     assert (rate(network, A, B), rate(network, B, A)) == (1e6, 4e6)
     assert not findings.is_estimated(A, B)
     assert findings.round_trip_seconds(B, A) == 0.02
+
+
+def test_peers_of_one_machine_are_equally_far_from_the_coordinator(measuring: SegmentMeasuring) -> None:
+    findings = Findings(Observed())
+    for peer, seconds in ((A, 0.02), (C, 0.5)):
+        findings.probed(ProbeResult(pair=ProbePair(source=peer, target=None), round_trip_seconds=seconds))
+    offers = [offer(A, "one"), offer(B, "one"), offer(C, "two"), offer(PeerId("d"))]
+    found = findings.offers(offers, measuring, SEGMENTS)
+    assert [one.coordinator_round_trip_seconds for one in found] == [0.02, 0.02, 0.5, pytest.approx(0.26)]
+    (alone,) = Findings(Observed()).offers([offer(A, "one")], measuring, SEGMENTS)
+    assert alone.coordinator_round_trip_seconds == 0.0

@@ -41,7 +41,7 @@ def test_a_fleet_arrives_as_it_was_told() -> None:
     ]
     network = build_network((A, B, C), links, peer_lines(probe_party(one.introduction) for one in members))
     measured = {A: (session_pb2.Measured(kind="f00", forward_seconds=0.5),)}
-    wire = fleet_reply(members, measured, network).SerializeToString()
+    wire = fleet_reply(members, measured, network, {B: 0.25}).SerializeToString()
     reply = operator_pb2.FleetReply.FromString(wire)
     offers = offers_in(reply)
     assert [(offer.name, offer.machine, offer.cores, offer.threads) for offer in offers] == [
@@ -49,6 +49,7 @@ def test_a_fleet_arrives_as_it_was_told() -> None:
         (B, "host", 4, 2),
         (C, "other", 4, 2),
     ]
+    assert [offer.coordinator_round_trip_seconds for offer in offers] == [0.0, 0.25, 0.0]
     assert measured_in(reply)[A]["f00"].forward_seconds == pytest.approx(0.5)
     assert measured_in(reply)[B] == {}
     arrived = network_in(reply)

@@ -116,7 +116,7 @@ class FleetRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class FleetPeer(_message.Message):
-    __slots__ = ("name", "device", "flops_per_second", "memory_bytes", "machine", "cores", "threads", "max_upload_bytes_per_second", "max_download_bytes_per_second", "measured")
+    __slots__ = ("name", "device", "flops_per_second", "memory_bytes", "machine", "cores", "threads", "max_upload_bytes_per_second", "max_download_bytes_per_second", "measured", "coordinator_round_trip_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class FleetPeer(_message.Message):
     MAX_UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MAX_DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     device: str
     flops_per_second: float
@@ -137,7 +138,8 @@ class FleetPeer(_message.Message):
     max_upload_bytes_per_second: float
     max_download_bytes_per_second: float
     measured: _containers.RepeatedCompositeFieldContainer[_session_pb2.Measured]
-    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., flops_per_second: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., measured: _Optional[_Iterable[_Union[_session_pb2.Measured, _Mapping]]] = ...) -> None: ...
+    coordinator_round_trip_seconds: float
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., flops_per_second: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., measured: _Optional[_Iterable[_Union[_session_pb2.Measured, _Mapping]]] = ..., coordinator_round_trip_seconds: _Optional[float] = ...) -> None: ...
 
 class FleetLink(_message.Message):
     __slots__ = ("source", "target", "bytes_per_second", "latency_seconds", "estimated")
