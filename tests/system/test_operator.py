@@ -22,13 +22,14 @@ async def test_status_peers_export_and_stop_of_a_running_swarm(tmp_path: Path) -
         await swarm.event("step", step=1)
         address = json.loads((state / "address.json").read_text())["address"]
 
-        async def training() -> dict[str, Any]:
-            status = await run_command("status", address, "--json")
-            told: dict[str, Any] = json.loads(status.output)
-            assert told["state"] == "training"  # on a busy machine the plan may be changing at this moment
-            return told
+        answer: dict[str, Any] = {}
 
-        answer = await assert_eventually(training, within_seconds=60.0)
+        async def is_training() -> bool:
+            status = await run_command("status", address, "--json")
+            answer.update(json.loads(status.output))
+            return bool(answer["state"] == "training")  # on a busy machine the plan may be changing at this moment
+
+        await assert_eventually(is_training, within_seconds=60.0)
         assert (answer["event"], answer["steps"]) == ("status", 100_000)
         assert len(answer["links"]) == 2
         assert answer["predicted_step_seconds"] > 0.0
