@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ async def test_status_peers_export_and_stop_of_a_running_swarm(tmp_path: Path) -
             answer.update(json.loads(status.output))
             return bool(answer["state"] == "training")  # on a busy machine the plan may be changing at this moment
 
-        await assert_eventually(is_training, within_seconds=60.0)
+        check: Callable[[], bool | Awaitable[bool]] = is_training
+        await assert_eventually(check, within_seconds=60.0)
         assert (answer["event"], answer["steps"]) == ("status", 100_000)
         assert len(answer["links"]) == 2
         assert answer["predicted_step_seconds"] > 0.0
