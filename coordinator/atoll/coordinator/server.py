@@ -197,8 +197,9 @@ class Coordinator:
 
     async def export(self) -> operator_pb2.ExportReply:
         """Write the weights of the last committed step to a file. Raises RunFailed when there are none."""
-        state = self._machine.context.state
-        if state not in (RunState.TRAINING, RunState.FINISHING):
+        context = self._machine.context
+        begun = context.state in (RunState.TRAINING, RunState.FINISHING) or context.committed > 0
+        if context.state.final or not begun:
             raise RunFailed(f"the run {self._machine.waiting()}: there are no trained weights to export")
         future: asyncio.Future[operator_pb2.ExportReply] = asyncio.get_running_loop().create_future()
         self._exports.append(future)

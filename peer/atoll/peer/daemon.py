@@ -280,7 +280,7 @@ class Peer:
             self._fetching_from = ()
         num_bytes, seconds = self._fetched_bytes - bytes_before, time.monotonic() - began
         if num_bytes:
-            _log.info("fetched %.1f MB of state from %d peers in %.2f s", num_bytes / 1e6, len(assignment.donors), seconds)
+            _log.info("fetched %.1f MiB of state from %d peers in %.2f s", num_bytes / 2**20, len(assignment.donors), seconds)
         self._feed(StateFetched(generation=generation, given=given, num_bytes=num_bytes, seconds=seconds))
 
     def _count_fetched(self, num_bytes: int) -> None:

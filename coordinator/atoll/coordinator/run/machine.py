@@ -11,6 +11,7 @@ Each state has a deadline (``deadlines``), and ``waiting`` says whom a run waits
 from __future__ import annotations
 
 from atoll.coordinator.events import PausedEvent, PlanEvent, ResumedEvent, VoidEvent
+from atoll.coordinator.planning.quantities import format_bytes
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
 from atoll.coordinator.run.events import (
@@ -304,7 +305,7 @@ class RunMachine:
             context.holdings.keep_only(event.peer, context.names[stage])
         limit = int(context.settings.memory_factor * context.plan.stages[stage].memory_bytes)
         lowered = context.roster.lower_memory(event.peer, limit, context.settings.max_shortages)
-        after = f"is planned with {lowered / 1e6:.0f} MB from now on" if lowered else "is left out of plans from now on"
+        after = f"is planned with {format_bytes(lowered)} from now on" if lowered else "is left out of plans from now on"
         self._fall_back(f"{context.described(event.peer)} ran out of memory and {after}: {event.reason}")
 
     def _loading_failed(self, reason: str) -> None:
