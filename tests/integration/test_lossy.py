@@ -29,7 +29,10 @@ async def train(folder: Path, state: str, forward: str, backward: str) -> Run:
     return losses, load_file(folder / state / WEIGHTS), run.told(LinkEvent)
 
 
-@pytest.mark.parametrize(("forward", "backward", "difference"), [("int8", "int8", 2e-3), ("int4", "int4", 5e-2)])
+@pytest.mark.parametrize(
+    ("forward", "backward", "difference"),
+    [("int8", "int8", 2e-3), ("int4", "int4", 5e-2), ("transform", "transform-1.5", 0.1)],
+)
 async def test_a_lossy_run_is_reproducible_and_near_a_lossless_one(
     tmp_path: Path, forward: str, backward: str, difference: float
 ) -> None:
@@ -47,7 +50,7 @@ async def test_a_lossy_run_is_reproducible_and_near_a_lossless_one(
     assert used["peer-0", "peer-1"].codec == used["peer-1", "peer-2"].codec == forward
     assert used["peer-1", "peer-0"].codec == used["peer-2", "peer-1"].codec == backward
     assert used["peer-0", "peer-2"].codec == "raw"  # both sum the shared weights' gradients, so both must see the same
-    assert all(0 < link.relative_error < 0.2 for link in links if link.codec != "raw")
+    assert all(0 < link.relative_error < 0.6 for link in links if link.codec != "raw")
 
 
 async def test_what_crosses_is_as_short_as_the_codec_says(tmp_path: Path) -> None:

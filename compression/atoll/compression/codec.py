@@ -48,6 +48,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def decodes_own(self) -> bool:
+        """Whether the sender's instance can decode what it has encoded last, with no effect on what it encodes next."""
+        ...
+
+    @property
     def fixed_rate(self) -> bool:
         """Whether :meth:`num_bytes` is exact; else it is an upper bound."""
         ...
@@ -77,6 +82,7 @@ class RawCodec:
 
     name = "raw"
     has_state = False
+    decodes_own = True
     fixed_rate = True
 
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer:

@@ -18,6 +18,7 @@ class CastCodec:
     """
 
     has_state = False
+    decodes_own = True
     fixed_rate = True
 
     def __init__(self, name: str, wire: torch.dtype) -> None:

@@ -24,6 +24,7 @@ class PackedCodec:
 
     name = "packed"
     has_state = False
+    decodes_own = True
     fixed_rate = False
 
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer | None:

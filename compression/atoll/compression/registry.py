@@ -18,6 +18,7 @@ from atoll.compression.context import CodecContext, Direction, context_of, direc
 from atoll.compression.floating import CastCodec
 from atoll.compression.integers import PackedCodec
 from atoll.compression.quantization import BlockCodec
+from atoll.compression.transform import TransformCodec
 from atoll.protocol.errors import WireError
 from atoll.protocol.ids import Generation
 from atoll.protocol.messages import EncodedMessage, EncodedTensor, Message, MessageKey
@@ -33,6 +34,10 @@ _MAKERS: Mapping[str, Callable[[], Codec]] = {
     "int4": lambda: BlockCodec("int4", bits=4, block=64, rotated=True),
     "int3": lambda: BlockCodec("int3", bits=3, block=64, rotated=True),
     "int2": lambda: BlockCodec("int2", bits=2, block=64, rotated=True),
+    "transform": lambda: TransformCodec("transform", bits=2.0),
+    "transform-1.5": lambda: TransformCodec("transform-1.5", bits=1.5),
+    "transform-1": lambda: TransformCodec("transform-1", bits=1.0),
+    "transform-0.5": lambda: TransformCodec("transform-0.5", bits=0.5),
     "packed": PackedCodec,
 }
 _LOSSLESS = (RawCodec.name, PackedCodec.name)
@@ -83,7 +88,7 @@ class MessageCoder:
         lost = total = 0.0
         for (_, original), tensor in zip(message.tensors, encoded.tensors, strict=True):
             chosen = self._codec(tensor.codec, message.key, tensor.name)
-            if tensor.codec not in _LOSSLESS and not chosen.has_state:
+            if tensor.codec not in _LOSSLESS and chosen.decodes_own:
                 error, norm = error_and_norm(original, decode_tensor(tensor, chosen, self._context(message.key, tensor.name)))
                 lost, total = math.hypot(lost, error), math.hypot(total, norm)
         return lost / total if total > 0 else None

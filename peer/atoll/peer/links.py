@@ -24,7 +24,7 @@ from atoll.peer.link import Link, LinkSettings
 from atoll.peer.link_admission import LinksServicer, NotAdmitted
 from atoll.peer.link_usage import UsageTable
 from atoll.protocol.assignment import Neighbour
-from atoll.protocol.errors import AtollError, LinkError, WireError
+from atoll.protocol.errors import AtollError, LinkError, MissingState, WireError
 from atoll.protocol.framing import urgency
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
@@ -65,6 +65,7 @@ class Links:
         self._pacers = tuple(pacers)
         self._links: dict[PeerId, Link] = {}
         self._coders: dict[PeerId, MessageCoder] = {}
+        self._overtook: dict[PeerId, list[EncodedMessage]] = {}  # used on the worker thread only
         self._settings = LinkSettings()
         self._plan: Generation | None = None
         self._generation = Generation(0)
@@ -262,11 +263,17 @@ class Links:
     def _decode(self, peer: PeerId, message: EncodedMessage) -> None:
         try:
             decoded = self._coder(peer).decode(message)
+        except MissingState:  # the message that it needs was damaged and is sent again
+            self._overtook.setdefault(peer, []).append(message)
+            return
         except (WireError, RuntimeError) as error:  # torch raises RuntimeError, for lack of memory among other things
             failure = LinkError(peer, f"{message.key} cannot be decoded: {error}")
             self._call_soon(lambda: self.failed(failure))
             return
         self._call_soon(lambda: self._deliver(peer, decoded))
+        for waiting in self._overtook.pop(peer, []):
+            if waiting.key.generation >= self._generation:
+                self._decode(peer, waiting)
 
     def _deliver(self, peer: PeerId, message: Message) -> None:
         if message.key.generation > self._generation:

@@ -7,7 +7,8 @@
     ├── TraceError          a model that cannot be turned into an op graph
     ├── PlacementError      the stages do not fit the peers: how much is missing
     ├── WireError           bytes from the other side that break the protocol (a remote fault)
-    │   └── CorruptMessage  a message whose checksum or size disagrees with its header
+    │   ├── CorruptMessage  a message whose checksum or size disagrees with its header
+    │   └── MissingState    a message that another one must be decoded before
     ├── LinkError           a neighbour that cannot be reached, went silent, or keeps sending corrupt messages
     ├── SessionError        the coordinator refused this peer, or cannot be reached
     ├── NumericalFault      a loss or gradient that is not finite: stage and step
@@ -72,6 +73,10 @@ class WireError(AtollError):
 
 class CorruptMessage(WireError):
     """A whole message whose checksum or size disagrees with its header; asked for again."""
+
+
+class MissingState(WireError):
+    """An undamaged message that refers to another one, which is not here yet: decode it after that one."""
 
 
 class LinkError(AtollError):

@@ -22,7 +22,8 @@ from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
 
 COLOURS = 3  # channels of the images that the built-in ResNet takes
-CODECS = ("auto", "raw", "fp32", "bf16", "fp16", "int8", "int4", "int3", "int2")
+_TRANSFORMS = ("transform", "transform-1.5", "transform-1", "transform-0.5")
+CODECS = ("auto", "raw", "fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", *_TRANSFORMS)
 
 
 class OptimizerSection(Section):

@@ -130,7 +130,7 @@ class Flip:
         yield frame
 
 
-@pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "int4", "transform"])
 async def test_one_flipped_bit_is_recovered_from(codec: str) -> None:
     flip = Flip(1)
     settings = settings_of(forward_codec=codec)
@@ -140,9 +140,24 @@ async def test_one_flipped_bit_is_recovered_from(codec: str) -> None:
         got = (await right.receive()).tensor("0:0")
         expected = sent.tensor("0:0")
         assert torch.equal(got, decode_message(encode_message(sent, codec)).tensor("0:0"))
-        assert relative_error(expected, got) < 0.15
+        assert relative_error(expected, got) < (0.4 if codec == "transform" else 0.15)
         await asyncio.wait_for(asyncio.wrap_future(done), 10)
         assert flip.left == 0
+        assert left.faults.empty()
+        assert right.faults.empty()
+
+
+async def test_a_message_that_overtakes_the_one_with_its_basis_waits_for_it() -> None:
+    """The first message carries what the second needs, and has to be sent again."""
+    rows = torch.randn(2, 200, 1) * torch.ones(16)
+    async with linked_pair(settings_of(forward_codec="transform", credit={}), tamper=Flip(1)) as (left, right):
+        sent = [Message(key=key_of(microbatch=index), tensors=(("0:0", rows[index]),)) for index in range(2)]
+        for message in sent:
+            left.links.send(right.name, message)
+        got = {message.key.microbatch: message.tensor("0:0") for message in [await right.receive(), await right.receive()]}
+        assert all(relative_error(rows[index], tensor) < 0.1 for index, tensor in got.items())
+        assert sorted(got) == [0, 1]
+        assert left.links.uses()[0].relative_error > 0
         assert left.faults.empty()
         assert right.faults.empty()
 

@@ -68,6 +68,16 @@ def blockwise(steps: float, *, rotated: bool, block: int = 64) -> Callable[[Tens
     return within
 
 
+def altogether(bound: float) -> Callable[[Tensor, Tensor], bool]:
+    """The squared norm of the error within a fraction of the tensor's."""
+
+    def within(original: Tensor, decoded: Tensor) -> bool:
+        allowed = bound * original.square().sum() + original.numel() * 1e-66
+        return bool((original - decoded).square().sum() <= allowed)
+
+    return within
+
+
 CLAIMS = {
     "raw": Claim(within=exact, squared_error=0.0),
     "packed": Claim(within=exact, squared_error=0.0),
@@ -78,6 +88,10 @@ CLAIMS = {
     "int4": Claim(within=blockwise(7.5, rotated=True), squared_error=1.1e-2, steps=7.5),
     "int3": Claim(within=blockwise(3.5, rotated=True), squared_error=5e-2, steps=3.5),
     "int2": Claim(within=blockwise(1.5, rotated=True), squared_error=0.27, steps=1.5),
+    "transform": Claim(within=altogether(0.41), squared_error=0.12),
+    "transform-1.5": Claim(within=altogether(0.8), squared_error=0.27),
+    "transform-1": Claim(within=altogether(1.0), squared_error=0.55),
+    "transform-0.5": Claim(within=altogether(1.0), squared_error=0.85),
 }
 NAMES = codec_names()
 DITHERED = [name for name, claim in CLAIMS.items() if claim.steps]

@@ -24,6 +24,7 @@ class Difference:
 
     name = "difference"
     has_state = True
+    decodes_own = False
     fixed_rate = True
 
     def __init__(self) -> None:

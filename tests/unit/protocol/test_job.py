@@ -112,7 +112,7 @@ def test_the_examples_are_valid() -> None:
         (
             "network.compression={forward: raw, backward: top-k}",
             "network.compression.backward: 'top-k' is not a codec of this version; choose 'auto', 'raw', 'fp32', 'bf16', "
-            "'fp16', 'int8', 'int4', 'int3' or 'int2'",
+            "'fp16', 'int8', 'int4', 'int3', 'int2', 'transform', 'transform-1.5', 'transform-1' or 'transform-0.5'",
         ),
         (
             "durability.copies=2",

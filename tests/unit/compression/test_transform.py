@@ -1,0 +1,234 @@
+"""The transform codec: its rate, what the rotation gains, and what both ends know of each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from atoll.compression.basis import Basis, Covariance, basis_bytes
+from atoll.compression.codec import relative_error
+from atoll.compression.context import CodecContext, Direction
+from atoll.compression.registry import MessageCoder, codec
+from atoll.compression.transform import SMALLEST, TransformCodec
+from atoll.protocol.errors import MissingState, WireError
+from atoll.protocol.ids import MicrobatchIndex
+from atoll.protocol.messages import Message
+from support.messages import key_of
+
+BITS = {"transform": 2.0, "transform-1.5": 1.5, "transform-1": 1.0, "transform-0.5": 0.5}
+HEADER = 11
+
+
+def correlated(index: int, rows: int = 1024, width: int = 64, decay: float = 0.1) -> Tensor:
+    """Rows whose variances fall by the same factor from one direction to the next, the directions being the same each time."""
+    turned = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(99)))[0]
+    normal = torch.randn(rows, width, generator=torch.Generator().manual_seed(index))
+    scaled: Tensor = (normal * torch.exp(-decay * torch.arange(width))) @ turned
+    return scaled
+
+
+def context(index: int, direction: Direction = Direction.FORWARD) -> CodecContext:
+    return CodecContext(edge="3:0", microbatch=MicrobatchIndex(index), direction=direction)
+
+
+class Wire:
+    """Two ends of a link that carries one edge in one direction."""
+
+    def __init__(self, name: str = "transform", direction: Direction = Direction.FORWARD) -> None:
+        self.sender, self.receiver = codec(name), codec(name)
+        self._direction = direction
+
+    def encode(self, tensor: Tensor, index: int) -> bytes:
+        data = self.sender.encode(tensor, context(index, self._direction))
+        assert data is not None
+        assert memoryview(data).nbytes <= self.sender.num_bytes(tuple(tensor.shape), tensor.dtype)
+        return bytes(data)
+
+    def decode(self, data: bytes, like: Tensor, index: int) -> Tensor:
+        return self.receiver.decode(data, like.dtype, tuple(like.shape), context(index, self._direction))
+
+    def send(self, tensor: Tensor, index: int) -> tuple[Tensor, int]:
+        """What arrives, and the bytes that it took."""
+        data = self.encode(tensor, index)
+        return self.decode(data, tensor, index), len(data)
+
+
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("decay", [0.05, 0.3])
+def test_the_rate_is_what_was_asked_for(name: str, direction: Direction, decay: float) -> None:
+    wire, counts = Wire(name, direction), []
+    for index in range(12):
+        tensor = correlated(index, decay=decay) * 3.0**index  # scales change from message to message
+        counts.append(8 * wire.send(tensor, index)[1] / tensor.numel())
+    without_basis = [counts[0] - 8 * basis_bytes(64, 64) / tensor.numel(), *counts[1:]]
+    assert all(0.75 * BITS[name] < bits < 1.3 * BITS[name] for bits in without_basis)
+    assert sum(without_basis[4:]) / 8 == pytest.approx(BITS[name], rel=0.06)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_it_loses_far_less_than_as_many_bits_in_blocks(direction: Direction) -> None:
+    """Two bits against two and a quarter and against four and a quarter, in the mean over messages."""
+    lost = {"transform": 0.0, "int2": 0.0, "int4": 0.0}
+    for name in lost:
+        wire = Wire(name, direction)
+        for index in range(8):
+            tensor = correlated(index)
+            lost[name] += relative_error(tensor, wire.send(tensor, index)[0]) ** 2 / 8
+    if direction is Direction.FORWARD:
+        assert lost["transform"] < 0.05 * lost["int2"]
+        assert lost["transform"] < lost["int4"]
+    else:
+        assert lost["transform"] < 0.08 * lost["int2"]
+        assert lost["transform"] < 2.0 * lost["int4"]
+
+
+def test_gradients_are_rounded_without_bias_and_activations_to_the_nearest() -> None:
+    tensor = correlated(0, rows=64)
+    means = {}
+    for direction in Direction:
+        total = torch.zeros_like(tensor)
+        squared = 0.0
+        wire = Wire("transform-1.5", direction)
+        for index in range(200):
+            error = wire.send(tensor, index)[0] - tensor
+            total += error
+            squared += float(error.square().mean())
+        means[direction] = float((total / 200).square().mean()) / (squared / 200)
+    assert means[Direction.BACKWARD] < 1.5 / 200
+    assert means[Direction.FORWARD] > 0.5
+
+
+def test_the_same_tensors_give_the_same_bytes_and_the_ends_agree() -> None:
+    first, second = Wire(), Wire()
+    for index in range(5):
+        tensor = correlated(index)
+        data = first.encode(tensor, index)
+        assert data == second.encode(tensor.clone(), index)
+        back = first.decode(data, tensor, index)
+        assert torch.equal(back, second.decode(data, tensor, index))
+        assert torch.equal(back, first.sender.decode(data, tensor.dtype, tuple(tensor.shape), context(index)))
+
+
+def test_a_basis_is_shipped_once_and_again_when_it_has_paid() -> None:
+    wire, rows, width = Wire(), 512, 32
+    sizes = [wire.send(correlated(index, rows, width), index)[1] for index in range(45)]
+    shipped = [index for index, size in enumerate(sizes) if size > sizes[1] + basis_bytes(width, width) / 2]
+    assert shipped == [0, 20, 40]
+    assert sum(sizes) < 1.13 * 45 * rows * width * 2 / 8
+
+
+def test_a_basis_follows_the_tensors() -> None:
+    """The directions change; the first basis would lose as much as none."""
+    wire = Wire()
+    lost = []
+    for index in range(45):
+        tensor = correlated(index) if index < 2 else correlated(index).roll(7, dims=1).flip(1)
+        lost.append(relative_error(tensor, wire.send(tensor, index)[0]) ** 2)
+    assert lost[44] < 1.3 * lost[1] < 0.2 * lost[3]
+
+
+def test_without_its_basis_a_message_is_refused_until_the_basis_comes() -> None:
+    wire = Wire()
+    tensors = [correlated(index) for index in range(3)]
+    first, second, third = (wire.encode(tensor, index) for index, tensor in enumerate(tensors))
+    with pytest.raises(MissingState, match="basis 1 of 64 columns is not here"):
+        wire.decode(second, tensors[1], 1)
+    wire.decode(first, tensors[0], 0)
+    for index, data in ((2, third), (1, second)):
+        assert relative_error(tensors[index], wire.decode(data, tensors[index], index)) < 0.1
+
+
+def test_a_reset_of_both_ends_begins_anew_and_of_one_end_is_noticed() -> None:
+    wire = Wire()
+    tensor = correlated(0)
+    first = wire.encode(tensor, 0)
+    wire.decode(first, tensor, 0)
+    later = wire.encode(tensor, 1)
+    wire.sender.reset()
+    wire.receiver.reset()
+    with pytest.raises(MissingState):
+        wire.decode(later, tensor, 1)
+    assert wire.encode(tensor, 0) == first
+    assert relative_error(tensor, wire.decode(first, tensor, 0)) < 0.1
+
+
+def test_edges_and_links_know_nothing_of_each_other() -> None:
+    def message(index: int, edge: str, decay: float) -> Message:
+        return Message(key=key_of(microbatch=index), tensors=((edge, correlated(index, decay=decay)),))
+
+    left, right, alone = MessageCoder(), MessageCoder(), MessageCoder()
+    for index in range(4):
+        one = left.encode(message(index, "0:0", 0.1), "transform")
+        other = left.encode(message(index, "1:0", 0.3), "transform")
+        assert bytes(one.tensors[0].data) == bytes(alone.encode(message(index, "0:0", 0.1), "transform").tensors[0].data)
+        for encoded, decay in ((other, 0.3), (one, 0.1)):
+            sent = message(index, "", decay).tensors[0][1]
+            assert relative_error(sent, right.decode(encoded).tensors[0][1]) < 0.1
+            assert 0 < (left.relative_error(message(index, encoded.tensors[0].name, decay), encoded) or 0.0) < 0.1
+
+
+@pytest.mark.parametrize(("rows", "width"), [(64, 16), (40, 700), (600, 1100), (2000, 1), (1, 2000), (33, 31)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_widths_and_types(rows: int, width: int, dtype: torch.dtype) -> None:
+    wire = Wire()
+    for index in range(3):
+        tensor = torch.randn(rows, 1).mul(torch.linspace(0.5, 2.0, width)).to(dtype)
+        back, _ = wire.send(tensor, index)
+        assert back.dtype == dtype
+        assert relative_error(tensor, back) < 0.4
+
+
+def test_a_basis_of_many_blocks_arrives_as_it_was() -> None:
+    covariance = Covariance(700)
+    covariance.add(torch.randn(900, 700, generator=torch.Generator().manual_seed(0)).cumsum(1))
+    basis = covariance.basis(3, 300)
+    assert basis is not None
+    rows = torch.randn(5, 700)
+    copy = Basis.from_bytes(memoryview(basis.to_bytes()), 3, 700, 300)
+    assert torch.allclose(copy.synthesise(basis.analyse(rows)), rows, atol=1e-4)
+    assert len(basis.to_bytes()) == basis_bytes(700, 300) == 2 * (233**2 + 233**2 + 234**2)
+
+
+def test_rows_of_zeros_cost_nothing_and_stay_zeros() -> None:
+    wire, tensor = Wire(direction=Direction.BACKWARD), correlated(0)
+    tensor[::3] = 0.0
+    back, _ = wire.send(tensor, 0)
+    assert torch.equal((back != 0).any(1), (tensor != 0).any(1))
+    assert relative_error(tensor, back) < 0.15
+    back, size = wire.send(torch.zeros(1024, 64), 1)
+    assert (size, bool(back.any())) == (HEADER, False)
+
+
+def test_what_changes_abruptly_is_within_the_bounds_at_once() -> None:
+    wire = Wire()
+    for index in range(10):
+        tensor = correlated(index, decay=0.5 if index % 2 else 0.01)
+        back, size = wire.send(tensor, index)
+        assert 8 * size / tensor.numel() < 1.3 * 2.0 + (10.0 if index == 0 else 0.2)
+        assert relative_error(tensor, back) < 0.5
+
+
+def test_small_tensors_travel_as_integers_and_do_not_disturb_the_state() -> None:
+    wire, small = Wire(), torch.randn(SMALLEST - 1)
+    first = wire.encode(correlated(0), 0)
+    assert relative_error(small, wire.decode(wire.encode(small, 1), small, 1)) < 0.01
+    wire.decode(first, correlated(0), 0)
+    assert relative_error(correlated(2), wire.send(correlated(2), 2)[0]) < 0.1
+
+
+def test_bytes_that_no_encoder_made_are_refused() -> None:
+    wire, tensor = Wire(), correlated(0)
+    data = wire.encode(tensor, 0)
+    for wrong, reason in (
+        (data[:5], "never encodes"),
+        (data[: HEADER + 10], "a basis of 64 columns"),
+        (bytes([3]) + data[1:], "never encodes with flags 3"),
+        (data[:1] + bytes([65, 0]) + data[3:], "cannot have 65"),
+        (data[:7] + bytes(4) + data[11:], "step 0.0"),
+        (bytes([4]) + data[1:HEADER], "a mask of 1024 rows"),
+        (bytes([4]) + data[1:HEADER] + bytes(500), "a mask of no rows"),
+    ):
+        with pytest.raises(WireError, match=reason):
+            TransformCodec("transform", bits=2.0).decode(wrong, tensor.dtype, tuple(tensor.shape), context(0))
