@@ -15,12 +15,13 @@ from support.coordinated import coordinated, tiny_job
 
 STEPS, MICROBATCHES = 10, 2
 CROSSING = 2 * 32 * 64  # rows, tokens and width of what crosses in a microbatch
+PLACES = {"token_embedding": "peer-0", "blocks.0": "peer-0", "blocks.1": "peer-1", "blocks.2": "peer-2", "head": "peer-2"}
 Run = tuple[list[float], dict[str, torch.Tensor], list[LinkEvent]]
 
 
 async def train(folder: Path, state: str, forward: str, backward: str) -> Run:
     """Losses, weights and links of a run of three stages whose embedding is shared by the first and the last."""
-    job = tiny_job(folder, steps=STEPS, options={"width": 64}, plan={"stages": 3})
+    job = tiny_job(folder, steps=STEPS, options={"width": 64}, plan={"stages": 3, "pin": PLACES})
     network = NetworkSection(compression=Compression(forward=forward, backward=backward))
     async with coordinated(job.model_copy(update={"network": network}), folder / state, peers=3) as run:
         outcome = await run.ended()
