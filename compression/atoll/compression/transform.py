@@ -42,6 +42,7 @@ _INTEGERS, _ZEROS, _MASK, _BASIS, _DITHERED = 1, 2, 4, 8, 16
 _REFRESH_MESSAGES = 20  # a covariance of 10 messages' memory has changed by then
 _REFRESH_PAYLOAD = 16  # bytes of symbols for a byte of basis: bases take 6 % at most
 _OVERRUN = 1.3  # of the bits asked for, at most: a later message makes up for it
+_UNBIASED = (Direction.BACKWARD,)  # where rounding is dithered
 _KEPT_BASES = 4  # a message may be as many versions late, having been damaged on the way
 _LARGEST = 2.0**100  # magnitudes above, or a largest one below its inverse, travel raw: squares and steps stay finite
 _FIRST_TOLERANCE, _TOLERANCE = 0.05, 0.25
@@ -177,7 +178,7 @@ class TransformCodec:
         return int(_OVERRUN * self._bits * count / 8) + most_bytes(count)
 
     def _encode_rows(self, rows: Tensor, context: CodecContext, flags: int, bitmap: bytes) -> Buffer | None:
-        dithered = context.direction is Direction.BACKWARD
+        dithered = context.direction in _UNBIASED
         sender = self._sender
         if sender is None or sender.width != rows.shape[1]:
             sender = self._sender = _Sender(rows.shape[1], self._bits, dithered=dithered)
