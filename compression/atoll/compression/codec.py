@@ -72,6 +72,10 @@ class Codec(Protocol):
         """How many bytes a tensor takes on the wire, in its raw form where the codec declines all tensors of this kind."""
         ...
 
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """How many bytes a tensor takes in the mean over a run, for predictions; at most :meth:`num_bytes`."""
+        ...
+
     def reset(self) -> None:
         """Forgets all state."""
         ...
@@ -93,6 +97,9 @@ class RawCodec:
 
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return num_elements(shape) * dtype.itemsize
+
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:
         """There is no state."""

@@ -39,6 +39,9 @@ class CastCodec:
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return num_elements(shape) * (self._wire.itemsize if self._shortens(dtype) else dtype.itemsize)
 
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self.num_bytes(shape, dtype)
+
     def reset(self) -> None:
         """There is no state."""
 

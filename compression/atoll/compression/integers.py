@@ -56,6 +56,9 @@ class PackedCodec:
         """That of raw: the values decide how much shorter it gets."""
         return num_elements(shape) * dtype.itemsize
 
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self.num_bytes(shape, dtype)
+
     def reset(self) -> None:
         """There is no state."""
 

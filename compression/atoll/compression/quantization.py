@@ -121,6 +121,9 @@ class BlockCodec:
         count = num_elements(shape)
         return self._format.num_bytes(count) if self._shortens(shape, dtype) else count * dtype.itemsize
 
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self.num_bytes(shape, dtype)
+
     def reset(self) -> None:
         """There is no state."""
 

@@ -166,6 +166,13 @@ class TransformCodec:
         basis = basis_bytes(width, widest) if widest else 0
         return min(raw, self._most_payload(count) + _HEADER.size + -(-rows // 8) + basis)
 
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """The bits asked for, and as much for bases as they may take."""
+        count, most = num_elements(shape), self.num_bytes(shape, dtype)
+        if count < SMALLEST or not self._shortens(shape, dtype):
+            return most
+        return min(most, _HEADER.size + int(self._bits * count / 8 * (1 + 1 / _REFRESH_PAYLOAD)))
+
     def reset(self) -> None:
         self._sender = None
         self._version = 0

@@ -217,9 +217,10 @@ def test_the_size_is_as_estimated(name: str, dtype: torch.dtype, shape: tuple[in
     tensor = (10 * randn(*shape)).to(dtype)
     result, estimate = trip(chosen, tensor), chosen.num_bytes(shape, dtype)
     assert result.num_bytes <= estimate
+    assert chosen.mean_bytes(shape, dtype) <= estimate
     assert estimate <= num_elements(shape) * dtype.itemsize
     if chosen.fixed_rate and dtype.is_floating_point and tensor.numel():
-        assert result.num_bytes == estimate
+        assert result.num_bytes == estimate == chosen.mean_bytes(shape, dtype)
         assert result.used == (name if estimate < num_elements(shape) * dtype.itemsize else "raw")
 
 

@@ -43,6 +43,9 @@ class Difference:
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return torch.Size(shape).numel() * dtype.itemsize
 
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self.num_bytes(shape, dtype)
+
     def reset(self) -> None:
         self.last = None
 

@@ -27,6 +27,10 @@ ENCODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "int4": 1e9,
     "int3": 8e8,
     "int2": 1e9,
+    "transform": 1.3e8,
+    "transform-1.5": 1.3e8,
+    "transform-1": 1.3e8,
+    "transform-0.5": 1.3e8,
 }
 """Bytes of the tensor, without the checksum. ``benchmarks/codec_speed.py`` measures them; these leave some room, for a
 thread that encodes seldom finds its caches warm."""
@@ -40,6 +44,10 @@ DECODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "int4": 1e9,
     "int3": 8e8,
     "int2": 1e9,
+    "transform": 2e8,
+    "transform-1.5": 2e8,
+    "transform-1": 2e8,
+    "transform-0.5": 2e8,
 }
 OTHER_BYTES_PER_SECOND = 3e8
 """What a codec is taken to do of which nothing is known."""
@@ -48,7 +56,7 @@ OTHER_BYTES_PER_SECOND = 3e8
 def codec_cost(name: str) -> CodecCost:
     """The cost of the codec called ``name`` for tensors in single precision. Raises WireError for an unknown one."""
     plain = prod(TYPICAL_SHAPE) * torch.float32.itemsize
-    ratio = codec(name).num_bytes(TYPICAL_SHAPE, torch.float32) / plain
+    ratio = codec(name).mean_bytes(TYPICAL_SHAPE, torch.float32) / plain
     checksum = ratio / CHECKSUM_BYTES_PER_SECOND
     return CodecCost(
         name=name,
