@@ -143,13 +143,16 @@ async def coordinated(
 
 class ScriptedPeer:
     """A peer's end of a session that does nothing by itself but take frames and say that it has them, and answer that it can
-    measure nothing; ``surveyed`` False: it does not even say that."""
+    measure nothing; ``surveyed`` False: it does not even say that. ``works_seconds``: what it says of every kind of segment."""
 
-    def __init__(self, coordinator: str, name: str, /, *, surveyed: bool = True, **join: Any) -> None:
+    def __init__(
+        self, coordinator: str, name: str, /, *, surveyed: bool = True, works_seconds: float | None = None, **join: Any
+    ) -> None:
         self.heard: list[session_pb2.CoordinatorMessage] = []
         self.messages: list[Arrived] = []
         self.asked_to_measure: list[str] = []
         self._surveyed = surveyed
+        self._works_seconds = works_seconds
         self.closed = False
         self._channel = open_channel(coordinator)
         self.stub = session_pb2_grpc.CoordinatorStub(self._channel)
@@ -218,7 +221,10 @@ class ScriptedPeer:
         data = next(tensor.data for tensor in arrived.message.tensors if tensor.name == REQUEST_TENSOR)
         kind = request_from_bytes(bytes(data)).kind
         self.asked_to_measure.append(kind)
-        if self._surveyed:
+        if self._works_seconds is not None:
+            seconds = self._works_seconds
+            self.say(measured=session_pb2.Measured(kind=kind, forward_seconds=seconds, backward_seconds=seconds))
+        elif self._surveyed:
             self.say(measured=session_pb2.Measured(kind=kind, failure=CANNOT))
 
     async def _write(self, call: Any) -> None:
