@@ -83,7 +83,13 @@ class Peer:
 
 
 def neighbour(
-    peer: Peer, *, dial: bool, stage: int = 0, address: str = "", max_bytes_per_second: float | None = None
+    peer: Peer,
+    *,
+    dial: bool,
+    stage: int = 0,
+    address: str = "",
+    max_bytes_per_second: float | None = None,
+    codec: str = "raw",
 ) -> Neighbour:
     return Neighbour(
         stage=StageIndex(stage),
@@ -91,6 +97,7 @@ def neighbour(
         address=address or peer.address,
         dial=dial,
         max_bytes_per_second=max_bytes_per_second,
+        codec=codec,
     )
 
 
@@ -108,16 +115,18 @@ async def peers(*names: str, pacers: tuple[Pacer, ...] = ()) -> AsyncIterator[li
 
 
 @asynccontextmanager
-async def linked_pair(settings: LinkSettings | None = None, tamper: Tamper | None = None) -> AsyncIterator[tuple[Peer, Peer]]:
-    """Two linked peers; ``tamper`` sees what the first sends to the second."""
+async def linked_pair(
+    settings: LinkSettings | None = None, tamper: Tamper | None = None, *, codecs: tuple[str, str] = ("raw", "raw")
+) -> AsyncIterator[tuple[Peer, Peer]]:
+    """Two linked peers, which encode with these codecs; ``tamper`` sees what the first sends to the second."""
     async with AsyncExitStack() as stack:
         left, right = await stack.enter_async_context(peers("left", "right"))
         address = right.address
         if tamper is not None:
             address = await stack.enter_async_context(proxy(right.address, tamper))
         await asyncio.gather(
-            left.configure(neighbour(right, dial=True, stage=1, address=address), settings=settings),
-            right.configure(neighbour(left, dial=False), settings=settings),
+            left.configure(neighbour(right, dial=True, stage=1, address=address, codec=codecs[0]), settings=settings),
+            right.configure(neighbour(left, dial=False, codec=codecs[1]), settings=settings),
         )
         yield left, right
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -86,12 +86,18 @@ class MessageCoder:
         Costs as much as decoding, so ask for a sample of the messages.
         """
         lost = total = 0.0
+        for _, original, decoded in self.lossy(message, encoded):
+            error, norm = error_and_norm(original, decoded)
+            lost, total = math.hypot(lost, error), math.hypot(total, norm)
+        return lost / total if total > 0 else None
+
+    def lossy(self, message: Message, encoded: EncodedMessage) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The tensors that lost bits, by name, before and after, as far as that can be found out here. ``encoded`` is what was
+        encoded last."""
         for (_, original), tensor in zip(message.tensors, encoded.tensors, strict=True):
             chosen = self._codec(tensor.codec, message.key, tensor.name)
             if tensor.codec not in _LOSSLESS and chosen.decodes_own:
-                error, norm = error_and_norm(original, decode_tensor(tensor, chosen, self._context(message.key, tensor.name)))
-                lost, total = math.hypot(lost, error), math.hypot(total, norm)
-        return lost / total if total > 0 else None
+                yield tensor.name, original, decode_tensor(tensor, chosen, self._context(message.key, tensor.name))
 
     def _begin(self, generation: Generation) -> None:
         if generation > self._generation:

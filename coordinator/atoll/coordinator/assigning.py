@@ -38,21 +38,21 @@ def make_assignment(
     first_values: FirstValues,
     state: StateSources,
     download_shares: Mapping[PeerId, float] | None = None,
+    codecs: Mapping[PeerId, str] | None = None,
 ) -> Assignment:
-    """What the peer of ``graph``'s stage is told. Of ``download_shares`` see :func:`share_downloads`."""
+    """What the peer of ``graph``'s stage is told. Of ``download_shares`` see :func:`share_downloads`; ``codecs`` are for what
+    is sent to each neighbour."""
     stage = plan.stages[graph.stage]
     return Assignment(
         generation=generation,
         graph=graph,
-        neighbours=_neighbours(graph, plan.stages, addresses, download_shares or {}),
+        neighbours=_neighbours(graph, plan.stages, addresses, download_shares or {}, codecs or {}),
         run_seed=job.training.seed,
         in_flight=stage.in_flight,
         recompute=stage.recompute,
         precision=job.training.precision,
         optimizer=optimizer_settings(job),
         fetch=tuple(name for name in first_values.to_send(graph) if name not in state.somewhere),
-        forward_codec=job.network.compression.forward_codec,
-        backward_codec=job.network.compression.backward_codec,
         link_seconds=job.network.link_seconds,
         committed_step=state.committed,
         donors=tuple(
@@ -89,7 +89,11 @@ def share_downloads(
 
 
 def _neighbours(
-    graph: StageGraph, stages: Sequence[StagePlan], addresses: Mapping[PeerId, str], download_shares: Mapping[PeerId, float]
+    graph: StageGraph,
+    stages: Sequence[StagePlan],
+    addresses: Mapping[PeerId, str],
+    download_shares: Mapping[PeerId, float],
+    codecs: Mapping[PeerId, str],
 ) -> tuple[Neighbour, ...]:
     """Of two neighbours the one of the earlier stage dials."""
     return tuple(
@@ -99,6 +103,7 @@ def _neighbours(
             address=addresses[stages[other].peer],
             dial=graph.stage < other,
             max_bytes_per_second=download_shares.get(stages[other].peer),
+            codec=codecs.get(stages[other].peer, "raw"),
         )
         for other in sorted(_met(graph))
     )

@@ -90,7 +90,7 @@ class Conductor:
         self._deciding = asyncio.Lock()
         self._model: TracedModel | None = None
         self._batches: BatchSender | None = None
-        self._proposals: dict[Plan, Proposal] = {}
+        self._proposals: dict[Plan, tuple[Proposal, Surveyed]] = {}
         self._proposal: Proposal | None = None
         self._generation = Generation(0)
         self._step = StepNumber(0)
@@ -141,9 +141,10 @@ class Conductor:
             case SendBatches():
                 self._sender.request(instruction)
             case StartStep():
-                self._start_step(instruction)
+                await self._start_step(instruction)
             case WriteCommit():
                 await self._offload.run(self._folder.journal.write_commit, instruction)
+                self._measurements.codecs.committed(instruction)
             case SendCommit():
                 self._send_commit(instruction)
             case SendVoid():
@@ -179,7 +180,7 @@ class Conductor:
             names = tuple(offer.name for offer in instruction.peers)
             self._post(PlanRefused(generation=instruction.generation, peers=names, reason=str(error)))
             return
-        self._post(self._made(instruction.generation, proposal))
+        self._post(self._made(instruction.generation, proposal, surveyed))
 
     async def _consider_move(self, instruction: ConsiderMove) -> None:
         assert self._model is not None
@@ -187,14 +188,14 @@ class Conductor:
             surveyed = await self._survey(self._generation, instruction.peers)
             find, left = self._model.reconsider, instruction.steps_left
             proposal, reason = await self._offload.run(find, surveyed.offers, instruction.plan, left, surveyed.network)
+            proposed = self._made(instruction.since, proposal, surveyed) if proposal is not None else None
         except PlacementError as error:
-            proposal, reason = None, str(error)
+            proposed, reason = None, str(error)
         _log.info("a look at the plan: %s", reason)
-        proposed = self._made(instruction.since, proposal) if proposal is not None else None
         self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed))
 
-    def _made(self, generation: Generation, proposal: Proposal) -> PlanMade:
-        self._proposals[proposal.plan] = proposal
+    def _made(self, generation: Generation, proposal: Proposal, surveyed: Surveyed) -> PlanMade:
+        self._proposals[proposal.plan] = proposal, surveyed
         names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
         return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
 
@@ -212,7 +213,7 @@ class Conductor:
 
     async def _assign(self, instruction: Assign) -> None:
         assert self._model is not None
-        self._proposal = self._proposals[instruction.plan]
+        self._proposal, surveyed = self._proposals[instruction.plan]
         self._proposals.clear()
         model, plan, graphs = self._model, instruction.plan, self._proposal.graphs
         members = {member.name: member for member in self._sessions.membership}
@@ -221,6 +222,16 @@ class Conductor:
         self._sessions.advance(instruction.generation)
         self._sender.under(instruction.generation, routes(graphs, plan.peers))
         await self._offload.run(self._folder.journal.write_plan, instruction.generation, plan)
+        codecs = self._measurements.codecs
+        first = codecs.planned(
+            plan,
+            graphs,
+            surveyed.offers,
+            surveyed.network,
+            num_microbatches=self._num_microbatches[False],
+            next_step=StepNumber(instruction.committed + 1),
+        )
+        await self._offload.run(self._folder.journal.write_codecs, first)
         self._lend(instruction)
         to_fetch = {}
         addresses = {name: member.introduction.address for name, member in members.items()}
@@ -235,7 +246,7 @@ class Conductor:
         shares = share_downloads(graphs, plan.peers, caps)
         for peer, graph in zip(plan.peers, graphs, strict=True):
             assignment = make_assignment(
-                model.job, instruction.generation, plan, graph, addresses, model.first_values, state, shares
+                model.job, instruction.generation, plan, graph, addresses, model.first_values, state, shares, codecs.of(peer)
             )
             to_fetch[peer] = assignment.fetch
             encoded = await self._offload.run(encode_assignment, assignment)
@@ -259,14 +270,20 @@ class Conductor:
         if session is not None:
             await session.send(message)
 
-    def _start_step(self, instruction: StartStep) -> None:
-        start = session_pb2.StartStep(
-            generation=instruction.generation,
-            step=instruction.step,
-            num_microbatches=self._num_microbatches[instruction.evaluation],
-            evaluation=instruction.evaluation,
-        )
-        self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(start=start))
+    async def _start_step(self, instruction: StartStep) -> None:
+        codecs = self._measurements.codecs
+        if not instruction.evaluation and (changes := codecs.changes(instruction.step)):
+            await self._offload.run(self._folder.journal.write_codecs, changes)
+        for peer in self._holders:
+            used = codecs.of(peer, raw=instruction.without_codecs)
+            start = session_pb2.StartStep(
+                generation=instruction.generation,
+                step=instruction.step,
+                num_microbatches=self._num_microbatches[instruction.evaluation],
+                evaluation=instruction.evaluation,
+                codecs=[session_pb2.LinkCodec(target=target, codec=codec) for target, codec in used.items()],
+            )
+            self._sessions.tell([peer], session_pb2.CoordinatorMessage(start=start))
 
     def _send_commit(self, instruction: SendCommit) -> None:
         commit = session_pb2.Commit(

@@ -114,15 +114,20 @@ class MovedEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationEvent(Event):
+    """``loss_without_codecs`` is what the loss was with links that lose nothing, where the job asks for it."""
+
     kind: ClassVar[str] = "evaluation"
     step: int
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    loss_without_codecs: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEvent(Event):
-    """Totals since the peers started; ``direction`` is forward or backward."""
+    """Totals since the peers started; ``direction`` is forward or backward. ``raw_bytes`` is what would have crossed without a
+    codec. Of the present codec: the ``relative_error`` of what crosses, and, of activations, the part of the loss that it is
+    estimated to cost (``damage``, None while that is not known)."""
 
     kind: ClassVar[str] = "link"
     source: str
@@ -132,6 +137,8 @@ class LinkEvent(Event):
     bytes: int
     seconds_busy: float
     relative_error: float
+    raw_bytes: int = 0
+    damage: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from atoll.compression.registry import codec_names
+from atoll.coordinator.codec_choices import CodecChoices
 from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
 from atoll.coordinator.observed import Observed
 from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
 from atoll.coordinator.run.deadlines import REMEMBERED_STEPS
 from atoll.protocol.ids import PeerId
+from atoll.protocol.job import Compression
 from atoll.protocol.v1 import session_pb2
 
 DIRECTIONS = ("forward", "backward")
@@ -23,15 +25,16 @@ COMPARED_AT = 3
 
 class Measurements:
     """Takes in reports, gives events. Pure. A plan's memory is compared with how much a peer's process has grown since
-    before. ``observed`` keeps what follows for later plans."""
+    before. ``observed`` keeps what follows for later plans, ``codecs`` what follows for the links."""
 
-    def __init__(self) -> None:
+    def __init__(self, compression: Compression | None = None) -> None:
         self.observed = Observed()
+        self.codecs = CodecChoices(compression or Compression(), self.observed)
         self._plan: Plan | None = None
         self._before: dict[PeerId, int] = {}
         self._largest: dict[PeerId, int] = {}
         self._steps: list[float] = []
-        self._links: dict[tuple[str, str, str, str], LinkEvent] = {}
+        self._links: dict[tuple[str, str, str], LinkEvent] = {}
 
     def planned(self, plan: Plan, resident_before: dict[PeerId, int]) -> None:
         """A new plan is being loaded by peers whose processes have these sizes; those that had a stage before were smaller."""
@@ -48,6 +51,7 @@ class Measurements:
         uses = [use for use in message.report.links if self._is_ours(peer, use)]
         self.observed.reported(peer, message.report)
         self.observed.carried(peer, uses)
+        self.codecs.carried(uses)
         for use in uses:
             event = LinkEvent(
                 source=use.source,
@@ -57,8 +61,10 @@ class Measurements:
                 bytes=use.bytes,
                 seconds_busy=use.seconds_busy,
                 relative_error=use.relative_error,
+                raw_bytes=use.raw_bytes,
+                damage=self.codecs.damage(use),
             )
-            self._links[event.source, event.target, event.direction, event.codec] = event
+            self._links[event.source, event.target, event.direction] = event
 
     def _is_ours(self, peer: PeerId, use: session_pb2.LinkUse) -> bool:
         """Whether it is one of the plan's links; a peer must not fill our memory with names of its own."""
@@ -82,6 +88,14 @@ class Measurements:
     def link_bytes(self, source: PeerId, target: PeerId) -> int:
         """What has crossed since the peer started."""
         return sum(event.bytes for event in self._links.values() if (event.source, event.target) == (source, target))
+
+    def link(self, source: PeerId, target: PeerId) -> LinkEvent | None:
+        """What the last report said of a link of the plan."""
+        return next((event for event in self._links.values() if self._is_data(event, source, target)), None)
+
+    def _is_data(self, event: LinkEvent, source: PeerId, target: PeerId) -> bool:
+        """Whether it is about activations or gradients between these, and not about sums of shared gradients."""
+        return (event.source, event.target) == (source, target) and event.raw_bytes > 0
 
     def after_step(self, event: StepEvent) -> Iterator[LinkEvent | PredictionEvent]:
         """What is worth telling after a committed step."""

@@ -86,6 +86,7 @@ class CoordinatorSettings:
             largest_norm=training.clip_norm,
             evaluate_every=training.evaluate_every,
             evaluation_steps=training.evaluation_batches,
+            evaluate_without_codecs=training.evaluate_without_codecs,
             deadlines=self.deadlines,
             schedule=LearningRateSchedule(
                 highest=training.optimizer.learning_rate,
@@ -113,7 +114,7 @@ class Coordinator:
         self._on_event = on_event
         self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
         self._machine = RunMachine(settings.run_settings(), time.monotonic())
-        self._measurements = Measurements()
+        self._measurements = Measurements(settings.job.network.compression)
         self._offload = Offload("atoll-coordinator", num_threads=4)
         self._tasks: set[asyncio.Task[None]] = set()
         self._exports: list[asyncio.Future[operator_pb2.ExportReply]] = []

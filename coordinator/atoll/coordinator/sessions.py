@@ -163,4 +163,5 @@ def _offer(member: Member) -> PeerOffer:
         machine=said.machine,
         cores=said.cores,
         threads=said.threads,
+        codecs=said.codecs,
     )

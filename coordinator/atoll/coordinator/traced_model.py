@@ -75,7 +75,7 @@ class TracedModel:
             segments=self.segments,
             peers=offers_under(self.job, peers),
             network=links,
-            constraints=constraints_of(self.job, self.pins),
+            constraints=constraints_of(self.job, self.pins, peers),
         )
 
     def propose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Proposal:

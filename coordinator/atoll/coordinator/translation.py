@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from atoll.compression.registry import codec_names
 from atoll.coordinator.membership import Introduction
+from atoll.coordinator.planning.segments import CodecCost
 from atoll.coordinator.run.events import (
     FaultKind,
     FaultReported,
@@ -49,6 +51,22 @@ def introduction(join: session_pb2.Join) -> Introduction:
         disk_bytes=join.disk_bytes,
         max_upload_bytes_per_second=join.max_upload_bytes_per_second or None,
         max_download_bytes_per_second=join.max_download_bytes_per_second or None,
+        codecs=tuple(_codec_cost(speed) for speed in join.codecs if _is_possible(speed)),
+    )
+
+
+def _is_possible(speed: session_pb2.CodecSpeed) -> bool:
+    """Whether it is about a codec of ours, with numbers that can be."""
+    numbers = (speed.encode_bytes_per_second, speed.decode_bytes_per_second, speed.ratio)
+    return speed.codec in codec_names() and speed.ratio <= 1.0 and all(number > 0.0 for number in numbers)
+
+
+def _codec_cost(speed: session_pb2.CodecSpeed) -> CodecCost:
+    return CodecCost(
+        name=speed.codec,
+        ratio=speed.ratio,
+        encode_bytes_per_second=speed.encode_bytes_per_second,
+        decode_bytes_per_second=speed.decode_bytes_per_second,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from atoll.coordinator.planning.codecs import codec_cost
+from atoll.coordinator.planning.codecs import codecs_allowed, slowest_codec
 from atoll.coordinator.planning.costs import Constraints
 from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.protocol.errors import JobError, PlacementError
@@ -19,8 +19,8 @@ COMMIT_SECONDS = 0.005
 """What a coordinator takes to write a step down for good, mostly its disk, and to tell the peers."""
 
 
-def constraints_of(job: Job, pins: tuple[tuple[int, str], ...]) -> Constraints:
-    """What ``job`` asks of a plan; ``pins`` are those of ``pinned_segments``."""
+def constraints_of(job: Job, pins: tuple[tuple[int, str], ...], peers: Sequence[PeerOffer] = ()) -> Constraints:
+    """What ``job`` asks of a plan on ``peers``; ``pins`` are those of ``pinned_segments``."""
     wishes, compression = job.plan, job.network.compression
     return Constraints(
         num_microbatches=job.training.num_microbatches,
@@ -29,8 +29,8 @@ def constraints_of(job: Job, pins: tuple[tuple[int, str], ...]) -> Constraints:
         recompute=None if wishes.recompute == "auto" else wishes.recompute,
         pins=pins,
         trusted_ends=wishes.trusted_ends,
-        forward_codecs=(codec_cost(compression.forward_codec),),
-        backward_codecs=(codec_cost(compression.backward_codec),),
+        forward_codecs=tuple(slowest_codec(name, peers) for name in codecs_allowed(compression.forward, compression)),
+        backward_codecs=tuple(slowest_codec(name, peers) for name in codecs_allowed(compression.backward, compression)),
         commit_seconds=COMMIT_SECONDS,
     )
 

@@ -42,6 +42,7 @@ from atoll.peer.session_values import (
     Upload,
     Uploaded,
     UploadFailed,
+    UseCodecs,
 )
 from atoll.peer.settings import PeerSettings, software_version
 from atoll.peer.transfer import fetch_state, store_state
@@ -148,6 +149,15 @@ class Peer:
             disk_bytes=profile.disk_bytes,
             max_upload_bytes_per_second=self._settings.max_upload or 0.0,
             max_download_bytes_per_second=self._settings.max_download or 0.0,
+            codecs=[
+                session_pb2.CodecSpeed(
+                    codec=name,
+                    encode_bytes_per_second=speed.encode_bytes_per_second,
+                    decode_bytes_per_second=speed.decode_bytes_per_second,
+                    ratio=speed.ratio,
+                )
+                for name, speed in profile.codecs.items()
+            ],
         )
 
     def _on_coordinator(self, received: Received) -> None:
@@ -202,6 +212,8 @@ class Peer:
                 self._spawn(self._fetch(instruction), self._loading)
             case Advance():
                 self._advance(instruction)
+            case UseCodecs():
+                self._use_codecs(instruction)
             case Disconnect():
                 self._disconnect()
             case LendOut():
@@ -234,6 +246,10 @@ class Peer:
     def _lending(self) -> Lending:
         assert self._engine is not None
         return self._engine.lending
+
+    def _use_codecs(self, instruction: UseCodecs) -> None:
+        assert self._engine is not None
+        self._engine.use_codecs(instruction.codecs)
 
     def _disconnect(self) -> None:
         assert self._engine is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc.aio
@@ -85,6 +85,10 @@ class Engine:
         """What each link has carried."""
         return self._links.uses()
 
+    def use_codecs(self, codecs: Mapping[PeerId, str]) -> None:
+        """What is sent to these peers from now on is encoded so."""
+        self._links.use_codecs(codecs)
+
     def advance(self, generation: Generation) -> None:
         """The links drop what is older."""
         self._links.advance(generation)
@@ -103,8 +107,6 @@ class Engine:
             neighbours=assignment.neighbours,
             settings=LinkSettings(
                 credit={Kind.ACTIVATION: CREDIT, Kind.GRADIENT: CREDIT},
-                forward_codec=assignment.forward_codec,
-                backward_codec=assignment.backward_codec,
                 run_seed=assignment.run_seed,
                 silence_seconds=assignment.link_seconds,
                 connect_seconds=assignment.link_seconds,

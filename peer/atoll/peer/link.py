@@ -46,8 +46,6 @@ class LinkSettings:
     """
 
     credit: Mapping[Kind, int] = field(default_factory=dict)
-    forward_codec: str = "raw"
-    backward_codec: str = "raw"
     run_seed: int = 0
     silence_seconds: float = 30.0
     connect_seconds: float = 30.0

@@ -8,22 +8,48 @@ from dataclasses import dataclass, field
 from atoll.compression.context import Direction, direction
 from atoll.peer.link_traffic import LinkTraffic
 from atoll.protocol.ids import PeerId
-from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
+from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
 
 
 @dataclass(slots=True)
 class Usage:
     """``seconds_busy`` is how long something was under way that the target had not acknowledged; ``relative_error`` is the last
-    measured."""
+    measured. ``raw_bytes`` is what the messages that may lose bits would take raw. ``slope``, ``curvature`` and ``bias`` are
+    means over ``num_guarded`` samples through the present codec (``loss_guard`` says of what)."""
 
     codec: str
     num_bytes: int = 0
     seconds_busy: float = 0.0
     relative_error: float = 0.0
-    num_encoded: int = 0
+    num_messages: int = 0
+    raw_bytes: int = 0
+    num_guarded: int = 0
+    slope: float = 0.0
+    curvature: float = 0.0
+    bias: float = 0.0
     under_way: set[MessageKey] = field(default_factory=set)
     busy_since: float = 0.0
+
+    def encoded(self, codec: str, message: Message) -> None:
+        """A message that may lose bits is to be sent. Whatever was seen of another codec is forgotten."""
+        if codec != self.codec:
+            self.codec, self.relative_error, self.num_guarded = codec, 0.0, 0
+            self.slope = self.curvature = self.bias = 0.0
+        self.num_messages += 1
+        self.raw_bytes += sum(tensor.numel() * tensor.dtype.itemsize for _, tensor in message.tensors)
+
+    def lost(self, relative_error: float) -> None:
+        """The error of a sample."""
+        self.relative_error = relative_error
+
+    def guard(self, *, slope: float = 0.0, curvature: float = 0.0, bias: float = 0.0, kept: float) -> None:
+        """Takes in a sample; ``kept`` of the earlier ones remains."""
+        old = kept if self.num_guarded else 0.0
+        self.num_guarded += 1
+        self.slope = old * self.slope + (1.0 - old) * slope
+        self.curvature = old * self.curvature + (1.0 - old) * curvature
+        self.bias = old * self.bias + (1.0 - old) * bias
 
     def began(self, key: MessageKey, now: float) -> None:
         """A message is under way."""
@@ -84,6 +110,12 @@ class UsageTable:
                 relative_error=usage.relative_error,
                 bytes_per_second=self._traffic[target].bytes_per_second or 0.0,
                 round_trip_seconds=self._traffic[target].round_trip_seconds or 0.0,
+                messages=usage.num_messages,
+                raw_bytes=usage.raw_bytes,
+                guarded=usage.num_guarded,
+                slope=usage.slope,
+                curvature=usage.curvature,
+                bias=usage.bias,
             )
             for (target, way), usage in sorted(self._table.items())
         )

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from atoll.compression.context import Direction, direction
+from atoll.compression.codec import RawCodec
 from atoll.compression.registry import MessageCoder, decode_message, is_raw
 from atoll.peer.encoding import UrgentWorker
 from atoll.peer.link import Link, LinkSettings
 from atoll.peer.link_admission import LinksServicer, NotAdmitted
 from atoll.peer.link_usage import UsageTable
+from atoll.peer.loss_guard import LossGuard
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.errors import AtollError, LinkError, MissingState, WireError
 from atoll.protocol.framing import urgency
@@ -37,7 +38,6 @@ _PLAN_SECONDS = 5.0  # how long a dialler of a plan that is not known here yet i
 _MOST_GENERATIONS_AHEAD = 4  # a neighbour hears of a new generation earlier than this peer does, but not of many
 # Only what is used on one side of a link may lose bits; gradients of shared parameters are summed on both.
 _MAY_LOSE = (Kind.ACTIVATION, Kind.GRADIENT)
-_ERROR_SAMPLE = 64  # one message in so many, from the first, is decoded again to measure what its codec loses
 
 
 class Links:
@@ -66,6 +66,8 @@ class Links:
         self._links: dict[PeerId, Link] = {}
         self._coders: dict[PeerId, MessageCoder] = {}
         self._overtook: dict[PeerId, list[EncodedMessage]] = {}  # used on the worker thread only
+        self._codecs: dict[PeerId, str] = {}
+        self._guard = LossGuard()
         self._settings = LinkSettings()
         self._plan: Generation | None = None
         self._generation = Generation(0)
@@ -96,6 +98,7 @@ class Links:
         self._plan = generation
         self.advance(generation)
         self._coders = {neighbour.peer: MessageCoder(settings.run_seed) for neighbour in neighbours}
+        self._codecs = {neighbour.peer: neighbour.codec for neighbour in neighbours}
         for neighbour in neighbours:
             if neighbour.peer not in self._links:  # one stream a peer, whatever it holds
                 self._links[neighbour.peer] = self._open(neighbour, accept)
@@ -127,8 +130,13 @@ class Links:
         if self._closed:
             done.cancel()
             return done
-        self._worker.submit(urgency(message.key.kind), lambda: self._encode(peer, message, done))
+        name = self._codecs.get(peer, RawCodec.name) if message.key.kind in _MAY_LOSE else RawCodec.name
+        self._worker.submit(urgency(message.key.kind), lambda: self._encode(peer, message, name, done))
         return done
+
+    def use_codecs(self, codecs: Mapping[PeerId, str]) -> None:
+        """What is given to :meth:`send` for these neighbours from now on is encoded so, as far as it may lose bits."""
+        self._codecs |= {peer: name for peer, name in codecs.items() if peer in self._codecs}
 
     def consumed(self, key: MessageKey, peer: PeerId) -> None:
         """Says, from any thread, that a message from ``peer`` takes no memory any more, so another one may come."""
@@ -180,7 +188,7 @@ class Links:
 
     def arrived(self, peer: PeerId, message: EncodedMessage) -> None:
         """A link has a whole message. Raises WireError where decoding it on the spot fails."""
-        if is_raw(message):
+        if is_raw(message) and not self._guard.awaits(peer, message.key):
             self._deliver(peer, decode_message(message))
         else:
             self._worker.submit(urgency(message.key.kind), lambda: self._decode(peer, message))
@@ -215,41 +223,26 @@ class Links:
             except TimeoutError:
                 return
 
-    def _codec_name(self, kind: Kind) -> str:
-        if kind not in _MAY_LOSE:
-            return "raw"
-        return self._settings.backward_codec if direction(kind) is Direction.BACKWARD else self._settings.forward_codec
-
     def _coder(self, peer: PeerId) -> MessageCoder:
         """The codecs of the link to ``peer``, with their state; used on the worker thread only."""
         return self._coders.get(peer) or MessageCoder()
 
-    def _encode(self, peer: PeerId, message: Message, done: Future[None]) -> None:
+    def _encode(self, peer: PeerId, message: Message, name: str, done: Future[None]) -> None:
         if message.key.generation < self._generation:
             done.cancel()
             return
-        name = self._codec_name(message.key.kind)
         try:
             coder = self._coder(peer)
             encoded = coder.encode(message, name)
-            self._measure(peer, coder, message, encoded)
+            if message.key.kind in _MAY_LOSE:
+                self._usage.of(peer, message.key.kind).encoded(name, message)
+                self._guard.sent(peer, coder, message, encoded, self._usage.of(peer, message.key.kind))
         except (AtollError, RuntimeError) as error:  # torch raises RuntimeError, for lack of memory among other things
             failure = LinkError(self._own, f"{message.key} cannot be encoded as {name}: {error}")
             done.set_exception(failure)
             self._call_soon(lambda: self.failed(failure))
             return
         self._call_soon(lambda: self._submit(peer, encoded, done))
-
-    def _measure(self, peer: PeerId, coder: MessageCoder, message: Message, encoded: EncodedMessage) -> None:
-        usage = self._usage.of(peer, message.key.kind)
-        if message.key.kind in _MAY_LOSE:
-            usage.codec = self._codec_name(message.key.kind)
-        if is_raw(encoded):
-            return
-        usage.num_encoded += 1
-        if usage.num_encoded % _ERROR_SAMPLE == 1:
-            error = coder.relative_error(message, encoded)
-            usage.relative_error = usage.relative_error if error is None else error
 
     def _submit(self, peer: PeerId, message: EncodedMessage, done: Future[None]) -> None:
         link = self._links.get(peer)
@@ -263,6 +256,7 @@ class Links:
     def _decode(self, peer: PeerId, message: EncodedMessage) -> None:
         try:
             decoded = self._coder(peer).decode(message)
+            self._guard.received(peer, decoded, self._usage)
         except MissingState:  # the message that it needs was damaged and is sent again
             self._overtook.setdefault(peer, []).append(message)
             return

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import torch
 
+from atoll.compression.registry import codec, codec_names
+from atoll.compression.speed import CodecSpeed, measure_speed
 from atoll.peer.measurement_cache import free_disk_bytes
+from atoll.protocol.codec_names import LADDER
 from atoll.protocol.errors import JobError
 
 _WIDTH = {"cpu": 256, "cuda": 2048, "mps": 1024}  # large enough to keep the device busy, small enough to end in a moment
@@ -23,6 +27,8 @@ _ROWS = {
 _EXPANSION = 4  # as in the feed-forward part of a transformer
 _SECONDS = 0.3
 _FEWEST_REPETITIONS = 10
+_CODED_ELEMENTS = 2**17
+_CODED_REPETITIONS = 3
 _PROCESSORS = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -44,6 +50,8 @@ class Profile:
     machine: str
     cores: int
     disk_bytes: int
+    codecs: Mapping[str, CodecSpeed] = field(default_factory=dict)
+    """What was measured of codecs; nothing where the speed of the peer is declared."""
 
 
 def choose_device(text: str | None) -> str:
@@ -89,7 +97,23 @@ def measure(
         machine=machine_name() if torch.device(device).type == "cpu" else "",
         cores=usable_cores(),
         disk_bytes=free_disk_bytes(cache),
+        codecs=codec_speeds() if declared_flops is None else {},
     )
+
+
+def codec_speeds() -> dict[str, CodecSpeed]:
+    """How fast the codecs are that a coordinator may choose from; some tenths of a second. They work beside computing, in one
+    thread, and so they are measured."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        names = [name for name in LADDER[1:] if name in codec_names()]
+        return {
+            name: measure_speed(codec(name), time.perf_counter, num_elements=_CODED_ELEMENTS, repetitions=_CODED_REPETITIONS)
+            for name in names
+        }
+    finally:
+        torch.set_num_threads(threads)
 
 
 def machine_name() -> str:

@@ -58,6 +58,7 @@ from atoll.peer.session_values import (
     Upload,
     Uploaded,
     UploadFailed,
+    UseCodecs,
 )
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
@@ -191,7 +192,8 @@ class Session:
         begin = BeginStep(
             generation=self.generation, step=self.step, num_microbatches=start.num_microbatches, evaluation=start.evaluation
         )
-        return [Compute(begin)]
+        codecs = {PeerId(entry.target): entry.codec for entry in start.codecs}
+        return [*([UseCodecs(codecs)] if codecs else ()), Compute(begin)]
 
     def _commit(self, commit: session_pb2.Commit) -> list[Instruction]:
         if commit.generation < self.generation:

@@ -12,7 +12,7 @@ from atoll.peer.boundaries import Boundaries
 from atoll.peer.events import Command, Notice, StateKept
 from atoll.peer.faults import Fault
 from atoll.protocol.assignment import Assignment
-from atoll.protocol.ids import Generation, StepNumber
+from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
 
 
@@ -142,6 +142,13 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
+class UseCodecs:
+    """Encode so what is sent to these peers from now on."""
+
+    codecs: Mapping[PeerId, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnect:
     """The plan is over: stop loading, leave the links."""
 
@@ -180,5 +187,5 @@ class Finish:
 
 
 Instruction: TypeAlias = (
-    Tell | Compute | Connect | Fetch | Advance | Disconnect | LendOut | StopLending | Upload | MeasureLink | Finish
+    Tell | Compute | Connect | Fetch | Advance | UseCodecs | Disconnect | LendOut | StopLending | Upload | MeasureLink | Finish
 )

@@ -24,13 +24,14 @@ MOST_DEFERRED = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
     """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection. It is sent no more
-    than ``max_bytes_per_second``, where its owner has set a limit."""
+    than ``max_bytes_per_second``, where its owner has set a limit; what is used on one side only is encoded with ``codec``."""
 
     stage: StageIndex
     peer: PeerId
     address: str
     dial: bool
     max_bytes_per_second: float | None = None
+    codec: str = "raw"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,6 @@ class Assignment:
     precision: str
     optimizer: OptimizerSettings
     fetch: tuple[str, ...] = ()
-    forward_codec: str = "raw"
-    backward_codec: str = "raw"
     link_seconds: float = 30.0
     committed_step: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
     donors: tuple[Donor, ...] = ()
@@ -93,6 +92,7 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
                 address=other.address,
                 dial=other.dial,
                 max_bytes_per_second=other.max_bytes_per_second or 0.0,
+                codec=other.codec,
             )
             for other in assignment.neighbours
         ),
@@ -102,8 +102,6 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         precision=assignment.precision,
         optimizer=optimizer_to_proto(assignment.optimizer),
         fetch=assignment.fetch,
-        forward_codec=assignment.forward_codec,
-        backward_codec=assignment.backward_codec,
         link_seconds=assignment.link_seconds,
         committed_step=assignment.committed_step,
         donors=(wire.Donor(peer=donor.peer, address=donor.address, names=donor.names) for donor in assignment.donors),
@@ -133,8 +131,6 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         precision=message.precision,
         optimizer=optimizer_from_proto(message.optimizer),
         fetch=tuple(message.fetch),
-        forward_codec=message.forward_codec,
-        backward_codec=message.backward_codec,
         link_seconds=message.link_seconds,
         committed_step=StepNumber(message.committed_step),
         donors=tuple(
@@ -153,6 +149,7 @@ def _neighbour(message: wire.Neighbour) -> Neighbour:
         address=message.address,
         dial=message.dial,
         max_bytes_per_second=limit or None,
+        codec=message.codec or "raw",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from atoll.protocol.codec_names import LADDER
 from atoll.protocol.errors import JobError
 from atoll.protocol.job_data import DataSection
 from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
@@ -82,6 +83,8 @@ class TrainingSection(Section):
     """Steps between evaluations on the validation samples; null never evaluates."""
     evaluation_batches: Annotated[Positive, Field(examples=[4])] = 4
     """At most this many batches of validation samples in one evaluation; always the same ones."""
+    evaluate_without_codecs: bool = False
+    """Evaluate a second time, with links that lose nothing: the gap is what codecs do to this model's evaluation."""
     seed: Annotated[int, Field(ge=0, lt=2**63, examples=[0])] = 0
     """Decides initial weights, dropout masks and the order of the samples."""
 
@@ -105,6 +108,10 @@ class TrainingSection(Section):
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
+        if self.evaluate_without_codecs and self.evaluate_every is None:
+            raise WrongValue(
+                "evaluate_without_codecs", "true needs evaluations; set training.evaluate_every, for example to 20"
+            )
         size = self.microbatch
         if size != "auto" and self.batch % size:
             divisors = [str(one) for one in range(1, self.batch + 1) if self.batch % one == 0]
@@ -120,32 +127,43 @@ def _codec_name(value: object) -> str:
     return str(value)
 
 
+def _rung(value: object) -> str | None:
+    if value is None:
+        return None
+    ladder = [name for name in LADDER if name in CODECS]
+    if value not in ladder:
+        raise WrongValue("", f"{show(value)} is no codec to choose from; {suggestion(str(value), ladder)}")
+    return str(value)
+
+
 class Compression(Section):
-    """The codec of each direction; ``auto`` leaves the choice to the coordinator."""
+    """The codec of each direction; ``auto`` leaves the choice to the coordinator, for each link and as the run goes."""
 
     forward: str = "auto"
     backward: str = "auto"
-    floor: None = None
-    """Kept for the policy that picks codecs; only null so far."""
+    floor: str | None = None
+    """auto: no codec is chosen that is lossier than this one. null stops where the loss of many models begins to suffer."""
+    ceiling: str | None = None
+    """auto: no codec is chosen that is less lossy than this one, even where a link has room; null: raw."""
 
     _known = field_validator("forward", "backward", mode="before")(_codec_name)
+    _rungs = field_validator("floor", "ceiling", mode="before")(_rung)
 
-    @property
-    def forward_codec(self) -> str:
-        """The codec of activations; ``auto`` is ``raw``, which is exact, until links are measured."""
-        return "raw" if self.forward == "auto" else self.forward
-
-    @property
-    def backward_codec(self) -> str:
-        """The codec of gradients, see :attr:`forward_codec`."""
-        return "raw" if self.backward == "auto" else self.backward
+    @model_validator(mode="after")
+    def _bounds_bound_something(self) -> Self:
+        for key in ("floor", "ceiling"):
+            if getattr(self, key) is not None and "auto" not in (self.forward, self.backward):
+                raise WrongValue(key, f"{getattr(self, key)!r} bounds nothing, for both directions are fixed; remove it")
+        if self.floor is not None and self.ceiling is not None and LADDER.index(self.floor) < LADDER.index(self.ceiling):
+            raise WrongValue("floor", f"{self.floor!r} is less lossy than the ceiling {self.ceiling!r}; exchange them")
+        return self
 
 
 class NetworkSection(Section):
     """What crosses the links between peers."""
 
     compression: Compression = Compression()
-    """A codec's name for both directions, or ``{forward: NAME, backward: NAME}``."""
+    """A codec's name for both directions, or ``{forward: NAME, backward: NAME, floor: NAME, ceiling: NAME}``."""
     link_seconds: Annotated[float, Field(gt=0.0, examples=[30.0])] = 30.0
     """A neighbour that is silent for this long while something of it is due is reported as lost."""
 

@@ -80,7 +80,7 @@ async def test_credit_holds_messages_back_until_they_are_consumed() -> None:
 
 
 async def test_lossy_codecs_by_direction_and_what_the_reports_say() -> None:
-    async with linked_pair(settings_of(forward_codec="bf16")) as (left, right):
+    async with linked_pair(codecs=("bf16", "raw")) as (left, right):
         message = message_of(key_of(), num_elements=1000)
         left.links.send(right.name, message)
         got = (await right.receive()).tensor("0:0")
@@ -133,8 +133,7 @@ class Flip:
 @pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "int4", "transform"])
 async def test_one_flipped_bit_is_recovered_from(codec: str) -> None:
     flip = Flip(1)
-    settings = settings_of(forward_codec=codec)
-    async with linked_pair(settings, tamper=flip) as (left, right):
+    async with linked_pair(tamper=flip, codecs=(codec, "raw")) as (left, right):
         sent = message_of(key_of(), num_elements=300_000)
         done = left.links.send(right.name, sent)
         got = (await right.receive()).tensor("0:0")
@@ -150,7 +149,7 @@ async def test_one_flipped_bit_is_recovered_from(codec: str) -> None:
 async def test_a_message_that_overtakes_the_one_with_its_basis_waits_for_it() -> None:
     """The first message carries what the second needs, and has to be sent again."""
     rows = torch.randn(2, 200, 1) * torch.ones(16)
-    async with linked_pair(settings_of(forward_codec="transform", credit={}), tamper=Flip(1)) as (left, right):
+    async with linked_pair(settings_of(credit={}), tamper=Flip(1), codecs=("transform", "raw")) as (left, right):
         sent = [Message(key=key_of(microbatch=index), tensors=(("0:0", rows[index]),)) for index in range(2)]
         for message in sent:
             left.links.send(right.name, message)
@@ -163,8 +162,7 @@ async def test_a_message_that_overtakes_the_one_with_its_basis_waits_for_it() ->
 
 
 async def test_both_ends_make_the_same_noise_of_the_seed_of_the_run() -> None:
-    settings = settings_of(forward_codec="int4", run_seed=7)
-    async with linked_pair(settings) as (left, right):
+    async with linked_pair(settings_of(run_seed=7), codecs=("int4", "raw")) as (left, right):
         message = message_of(key_of(), num_elements=1000)
         got = []
         for microbatch in (0, 0, 1):
@@ -180,8 +178,7 @@ async def test_both_ends_make_the_same_noise_of_the_seed_of_the_run() -> None:
 
 
 async def test_gradients_of_shared_parameters_cross_without_loss() -> None:
-    settings = settings_of(forward_codec="int8", backward_codec="int8")
-    async with linked_pair(settings) as (left, right):
+    async with linked_pair(codecs=("int8", "int8")) as (left, right):
         message = message_of(key_of(Kind.TIED_GRADIENT), num_elements=1000)
         left.links.send(right.name, message)
         assert torch.equal((await right.receive()).tensor("0:0"), message.tensor("0:0"))

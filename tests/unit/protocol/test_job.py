@@ -46,7 +46,7 @@ def test_a_job_is_read_with_its_defaults(job_path: Path) -> None:
     assert job.training.optimizer.learning_rate == 0.001
     assert job.training.num_microbatches == 6
     assert job.training.clip_norm is None
-    assert (job.network.compression.forward_codec, job.network.compression.backward_codec) == ("raw", "raw")
+    assert (job.network.compression.forward, job.network.compression.backward) == ("auto", "auto")
     assert job.plan.stages == job.plan.in_flight == job.plan.recompute == "auto"
 
 
@@ -108,6 +108,18 @@ def test_the_examples_are_valid() -> None:
         ("training.schedule.decay=cosin", "training.schedule.decay: 'cosin' is not known; did you mean 'cosine'?"),
         ("training.precision=int8", "training.precision: 'int8' is not known; choose 'fp32' or 'bf16'"),
         ("model.builtin=gtp", "model.builtin: 'gtp' is not known; did you mean 'gpt'?"),
+        (
+            "network.compression={floor: int9}",
+            "network.compression.floor: 'int9' is no codec to choose from; did you mean 'int8'?",
+        ),
+        (
+            "network.compression={forward: int8, backward: raw, floor: int8}",
+            "network.compression.floor: 'int8' bounds nothing, for both directions are fixed; remove it",
+        ),
+        (
+            "network.compression={floor: bf16, ceiling: int8}",
+            "network.compression.floor: 'bf16' is less lossy than the ceiling 'int8'; exchange them",
+        ),
         ("network.compression=bff16", "network.compression: 'bff16' is not a codec of this version; did you mean 'bf16'?"),
         (
             "network.compression={forward: raw, backward: top-k}",
@@ -128,6 +140,10 @@ def test_the_examples_are_valid() -> None:
         ("data.text=null", "data: no data is given; give exactly one of text, tokens, images, arrays or random"),
         ("data.random=tokens", "data: text and random are given; give exactly one of "),
         # relations
+        (
+            "training={steps: 3, batch: 2, evaluate_without_codecs: true}",
+            "training.evaluate_without_codecs: true needs evaluations; set training.evaluate_every, for example to 20",
+        ),
         ("training.microbatch=0", "training.microbatch: 0 is not possible; write auto or a whole number of at least 1"),
         ("training.microbatch=5", "training.microbatch: 5 does not divide training.batch (12); use 3, 4 or 6"),
         ("data.validation=0.0", "training.evaluate_every: 2 needs validation samples; set data.validation, for example"),
@@ -175,7 +191,7 @@ def test_an_override_is_read_as_yaml_and_the_last_one_wins(job_path: Path) -> No
 
     assert job.training.steps == 30
     assert job.training.optimizer.learning_rate == 2e-4
-    assert job.network.compression.backward_codec == "bf16"
+    assert job.network.compression.backward == "bf16"
     assert job.plan.stages == 3
 
 

@@ -171,7 +171,13 @@ def _link_row(link: LinkStatus) -> tuple[str, str, str]:
     predicted = f"{formatting.rate(link.predicted_bytes_per_second)}{guess}, busy {formatting.seconds(link.predicted_seconds)}"
     measured = [formatting.rate(link.measured_bytes_per_second)] if link.measured_bytes_per_second else []
     measured += [f"busy {formatting.seconds(link.measured_seconds)}"] if link.measured_seconds else []
-    return f"{link.source} > {link.target} ({link.codec})", predicted, ", ".join(measured) or "-"
+    return f"{link.source} > {link.target} ({link.codec})", predicted, ", ".join([*measured, *_codec_says(link)]) or "-"
+
+
+def _codec_says(link: LinkStatus) -> list[str]:
+    """What the codec loses; nothing where it is exact or not known."""
+    error = [f"error {link.relative_error:.2%}"] if link.relative_error else []
+    return error + ([f"costs {link.damage:.2%} of the loss"] if link.relative_error and link.damage >= 0.0 else [])
 
 
 def describe_activity(peer: PeerStatus) -> str:

@@ -5,13 +5,17 @@ A message's checksum is worked out at both ends whatever the codec, so even raw 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 
 import torch
 
-from atoll.compression.registry import codec
-from atoll.coordinator.planning.segments import CodecCost
+from atoll.compression.policy import Rung, ladder
+from atoll.compression.registry import codec, codec_names
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.segments import CodecCost, PeerOffer
+from atoll.protocol.job import Compression
 
 TYPICAL_SHAPE = (4, 256, 1024)
 """Of what crosses a cut: samples, positions, width. Codecs that work in blocks have their usual overhead on it."""
@@ -51,6 +55,8 @@ DECODED_BYTES_PER_SECOND: Mapping[str, float] = {
 }
 OTHER_BYTES_PER_SECOND = 3e8
 """What a codec is taken to do of which nothing is known."""
+WITHIN_MACHINE_SECONDS = 0.005
+"""One way. Peers of one machine that are farther apart are so on purpose: their network is shaped."""
 
 
 def codec_cost(name: str) -> CodecCost:
@@ -64,3 +70,59 @@ def codec_cost(name: str) -> CodecCost:
         encode_bytes_per_second=1.0 / (checksum + 1.0 / ENCODED_BYTES_PER_SECOND.get(name, OTHER_BYTES_PER_SECOND)),
         decode_bytes_per_second=1.0 / (checksum + 1.0 / DECODED_BYTES_PER_SECOND.get(name, OTHER_BYTES_PER_SECOND)),
     )
+
+
+def codec_between(name: str, source: PeerOffer, target: PeerOffer) -> CodecCost:
+    """The cost of a codec from one peer to another, by what was measured there, as far as it was."""
+    usual = codec_cost(name)
+    at_source = next((cost for cost in source.codecs if cost.name == name), usual)
+    at_target = next((cost for cost in target.codecs if cost.name == name), usual)
+    return replace(
+        usual,
+        ratio=at_source.ratio,
+        encode_bytes_per_second=at_source.encode_bytes_per_second,
+        decode_bytes_per_second=at_target.decode_bytes_per_second,
+    )
+
+
+def slowest_codec(name: str, peers: Iterable[PeerOffer]) -> CodecCost:
+    """The cost of a codec where it is not known yet who will use it: that of the slowest of ``peers`` that measured it."""
+    measured = [cost for peer in peers for cost in peer.codecs if cost.name == name] or [codec_cost(name)]
+    return CodecCost(
+        name=name,
+        ratio=max(cost.ratio for cost in measured),
+        encode_bytes_per_second=min(cost.encode_bytes_per_second for cost in measured),
+        decode_bytes_per_second=min(cost.decode_bytes_per_second for cost in measured),
+    )
+
+
+def codecs_allowed(chosen: str, compression: Compression) -> tuple[str, ...]:
+    """The codecs of one direction, the least lossy first; ``chosen`` is what the job says of it."""
+    if chosen != "auto":
+        return (chosen,)
+    return ladder(codec_names(), floor=compression.floor, ceiling=compression.ceiling)
+
+
+def rung_of(cost: CodecCost) -> Rung:
+    """The codec as the policy takes it."""
+    return Rung(
+        name=cost.name,
+        ratio=cost.ratio,
+        encode_bytes_per_second=cost.encode_bytes_per_second,
+        decode_bytes_per_second=cost.decode_bytes_per_second,
+    )
+
+
+def link_rate(
+    network: Network, source: PeerOffer, target: PeerOffer, users: tuple[int, int], seen: float | None = None
+) -> float:
+    """The bytes a second that a link can count on: what ``network`` says, or what has been ``seen`` since, and no more than its
+    part of the lines of its ends, where ``users`` links share them.
+
+    Within a machine only what owners allow is a limit: what such a link seems to carry says how busy the processors are, and
+    to these a codec is more work.
+    """
+    one, other = network.names.index(source.name), network.names.index(target.name)
+    lines = min(float(network.upload[one]) / users[0], float(network.download[other]) / users[1])
+    same = source.machine == target.machine != "" and float(network.latency[one, other]) < WITHIN_MACHINE_SECONDS
+    return lines if same else min(lines, float(network.rate[one, other]) if seen is None else seen)

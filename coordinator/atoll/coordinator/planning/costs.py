@@ -26,6 +26,11 @@ MOST_NORMS = 0.5
 """The part of a measured update that its norms can be."""
 
 
+def _some_of(codecs: tuple[CodecCost, ...]) -> tuple[CodecCost, ...]:
+    """The first, the last and one between."""
+    return codecs if len(codecs) < 4 else (codecs[0], codecs[len(codecs) // 2], codecs[-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What is asked of a plan; None leaves a choice to the planner.
@@ -49,15 +54,10 @@ class Constraints:
 
     @property
     def codec_levels(self) -> tuple[tuple[CodecCost, CodecCost], ...]:
-        """Codecs there and back, from the least lossy of both to the most."""
-        count = max(len(self.forward_codecs), len(self.backward_codecs))
-        return tuple(
-            (
-                self.forward_codecs[min(level, len(self.forward_codecs) - 1)],
-                self.backward_codecs[min(level, len(self.backward_codecs) - 1)],
-            )
-            for level in range(count)
-        )
+        """Codecs there and back, from the least lossy of both to the most; some of them, for each is costed for every link."""
+        forward, backward = _some_of(self.forward_codecs), _some_of(self.backward_codecs)
+        count = max(len(forward), len(backward))
+        return tuple((forward[min(level, len(forward) - 1)], backward[min(level, len(backward) - 1)]) for level in range(count))
 
     @property
     def strongest_ratios(self) -> tuple[float, float]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from atoll.compression.policy import Demand, Pace, first_choices
+from atoll.coordinator.planning.codecs import link_rate, rung_of
 from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable, PeerSeconds, peer_seconds
 from atoll.coordinator.planning.cuts import Layout, layout_pace
 from atoll.coordinator.planning.network import Matrix, Network
@@ -81,31 +84,30 @@ class Predictor:
         )
 
     def codecs(self, layout: Layout) -> tuple[LinkCodecs, ...]:
-        """The least lossy codec for each link and direction that keeps the layout's pace, the strongest where none does."""
-        constraints, segments = self.constraints, self.segments
-        pace = layout_pace(self.table, layout) if len(constraints.codec_levels) > 1 else 0.0
-        return tuple(
-            LinkCodecs(
-                forward=self._codec(constraints.forward_codecs, pace, one, other, segments.forward_bytes[end]),
-                backward=self._codec(constraints.backward_codecs, pace, other, one, segments.backward_bytes[end]),
-            )
-            for one, other, end in zip(layout.peers[:-1], layout.peers[1:], layout.bounds[1:-1], strict=True)
+        """For each link and direction what the policy chooses at the layout's pace."""
+        ladders = self.constraints.forward_codecs, self.constraints.backward_codecs
+        if len(ladders[0]) == len(ladders[1]) == 1:
+            return (LinkCodecs(forward=ladders[0][0], backward=ladders[1][0]),) * (layout.num_stages - 1)
+        demands = []
+        last = layout.num_stages - 1
+        for stage, (one, other) in enumerate(pairwise(layout.peers)):
+            end = layout.bounds[stage + 1]
+            users = 2 if stage else 1, 2 if stage + 1 < last else 1
+            demands.append(self._demand(one, other, self.segments.forward_bytes[end], users))
+            demands.append(self._demand(other, one, self.segments.backward_bytes[end], users[::-1]))
+        computing = [self.table.compute.item(int(anew), peer, first, end) for peer, first, end, anew in _stages(layout)]
+        pace = Pace(
+            microbatch_seconds=layout_pace(self.table, layout),
+            num_microbatches=self.constraints.num_microbatches,
+            fill_seconds=sum(computing) - max(computing),
         )
+        names = first_choices([tuple(map(rung_of, ladder)) for ladder in ladders] * (layout.num_stages - 1), demands, pace)
+        chosen = [next(codec for codec in ladders[number % 2] if codec.name == rung.name) for number, rung in enumerate(names)]
+        return tuple(LinkCodecs(forward=there, backward=back) for there, back in zip(chosen[::2], chosen[1::2], strict=True))
 
-    def _codec(self, codecs: tuple[CodecCost, ...], pace: float, source: int, target: int, num_bytes: float) -> CodecCost:
-        if len(codecs) == 1:
-            return codecs[0]
-        # A peer's line may serve two neighbours at once, so only half of it counts.
-        rate = min(
-            float(self.network.rate[source, target]),
-            float(self.network.upload[source]) / 2.0,
-            float(self.network.download[target]) / 2.0,
-        )
-        for codec in codecs:
-            transfer = _transfer(num_bytes, rate, 0.0, codec)
-            if max(transfer.wire_seconds, transfer.encode_seconds, transfer.decode_seconds) <= pace:
-                return codec
-        return min(codecs, key=lambda codec: codec.ratio)
+    def _demand(self, source: int, target: int, num_bytes: float, users: tuple[int, int]) -> Demand:
+        rate = link_rate(self.network, self.peers[source], self.peers[target], users)
+        return Demand(raw_bytes=num_bytes, bytes_per_second=rate)
 
     def pipeline(
         self, layout: Layout, in_flight: tuple[int, ...] | None = None, codecs: tuple[LinkCodecs, ...] | None = None

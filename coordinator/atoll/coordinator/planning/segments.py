@@ -86,30 +86,6 @@ class MeasuredSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerOffer:
-    """What a peer said of itself at joining, and what was measured of it. ``measured`` replaces the estimate from
-    ``flops_per_second``; ``overhead_seconds`` is added to each work. ``coordinator_round_trip_seconds`` is what a small message
-    takes to the coordinator and back.
-
-    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends. Peers that name the same
-    ``machine`` share its ``cores``: while more of their ``threads`` compute than there are, each gets its part. An empty name
-    is a machine of its own.
-    """
-
-    name: PeerId
-    flops_per_second: float
-    memory_bytes: int
-    measured: MeasuredSeconds | None = None
-    overhead_seconds: float = 0.0
-    parameter_bytes_per_second: float = PARAMETER_BYTES_PER_SECOND
-    coordinator_round_trip_seconds: float = 0.0
-    trusted: bool = True
-    machine: str = ""
-    cores: int = 0
-    threads: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecCost:
     """What a codec does to a transfer: ``ratio`` of the bytes cross, encoding and decoding run at the given speeds."""
 
@@ -127,6 +103,31 @@ class CodecCost:
     def slower_coding_seconds(self) -> float:
         """Of one byte, where it takes longer."""
         return 1.0 / min(self.encode_bytes_per_second, self.decode_bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerOffer:
+    """What a peer said of itself at joining, and what was measured of it. ``measured`` replaces the estimate from
+    ``flops_per_second``; ``overhead_seconds`` is added to each work. ``coordinator_round_trip_seconds`` is what a small message
+    takes to the coordinator and back.
+
+    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends. Peers that name the same
+    ``machine`` share its ``cores``: while more of their ``threads`` compute than there are, each gets its part. An empty name
+    is a machine of its own. ``codecs`` are those whose speed there was measured.
+    """
+
+    name: PeerId
+    flops_per_second: float
+    memory_bytes: int
+    measured: MeasuredSeconds | None = None
+    overhead_seconds: float = 0.0
+    parameter_bytes_per_second: float = PARAMETER_BYTES_PER_SECOND
+    coordinator_round_trip_seconds: float = 0.0
+    trusted: bool = True
+    machine: str = ""
+    cores: int = 0
+    threads: int = 1
+    codecs: tuple[CodecCost, ...] = ()
 
 
 RAW = CodecCost(name="raw")

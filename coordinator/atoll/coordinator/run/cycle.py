@@ -7,6 +7,7 @@ step runs again."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from atoll.coordinator.events import EvaluationEvent, StepEvent, VoidEvent
@@ -40,6 +41,7 @@ class StepCycle:
         self.num_tokens = 0
         self.void_reason = ""
         self.owed_evaluation = False
+        self._evaluation: EvaluationEvent | None = None
 
     def begin_next(self) -> None:
         """Start the step after the last committed one, after an evaluation that is still owed."""
@@ -48,15 +50,16 @@ class StepCycle:
         self.begin(committed if owed else StepNumber(committed + 1), evaluation=owed)
 
     def begin(self, step: StepNumber, *, evaluation: bool = False) -> None:
-        """Start ``step``, or the evaluation that follows it."""
+        """Start ``step``, or the evaluation that follows it; its second part once the first is done."""
         context = self._context
         assert context.plan is not None
+        exact = evaluation and self._evaluation is not None
         self.open = OpenStep(step, context.generation, context.plan, evaluation=evaluation, started=context.now)
         if evaluation:
             context.emit(SendBatches(generation=context.generation, step=step, evaluation=True))
         else:
             self._send_batches_to(step)
-        context.emit(StartStep(generation=context.generation, step=step, evaluation=evaluation))
+        context.emit(StartStep(generation=context.generation, step=step, evaluation=evaluation, without_codecs=exact))
         if not evaluation:
             self._send_batches_to(StepNumber(step + 1))
         timer, size = (self._evaluation_timer, context.settings.evaluation_steps) if evaluation else (self._timer, 1)
@@ -210,8 +213,17 @@ class StepCycle:
         self._evaluation_timer.observe(self._context.now - step.started)
         self._batches.pop((step.step, True), None)
         self.voids_in_a_row = 0
+        first, self._evaluation = self._evaluation, None
+        if first is None:
+            event = EvaluationEvent(step=step.step, loss=outcome.loss, metrics=outcome.metrics)
+            if self._context.settings.evaluate_without_codecs:
+                self._evaluation = event
+                self.begin(step.step, evaluation=True)
+                return
+        else:
+            event = dataclasses.replace(first, loss_without_codecs=outcome.loss)
         self._close()
-        self._context.announce(EvaluationEvent(step=step.step, loss=outcome.loss, metrics=outcome.metrics))
+        self._context.announce(event)
 
     def _close(self) -> None:
         self.open = None

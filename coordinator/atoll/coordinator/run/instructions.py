@@ -63,9 +63,12 @@ class SendBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
+    """``without_codecs``: nothing that crosses a link may lose bits."""
+
     generation: Generation
     step: StepNumber
     evaluation: bool
+    without_codecs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

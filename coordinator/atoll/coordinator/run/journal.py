@@ -1,8 +1,9 @@
 """The journal of a run: an SQLite file in which a step is committed before any peer hears of it.
 
 Tables: ``run`` (one row: name, seed, the job, how it ended), ``plans`` (by generation), ``commits`` (by step) and ``ledger``
-(which samples each committed step consumed), ``predictions`` (beside what was measured). Written ahead (WAL) and synchronised
-at each commit, so neither a killed process nor a power cut loses a step that a peer was told of.
+(which samples each committed step consumed), ``predictions`` (beside what was measured), ``codecs`` (of each link, from which
+step on, and why). Written ahead (WAL) and synchronised at each commit, so neither a killed process nor a power cut loses a step
+that a peer was told of.
 
 All calls are made from one thread at a time. A full or failing disk raises ResourceError.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from atoll.coordinator.codec_choices import CodecChange
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.instructions import WriteCommit
 from atoll.protocol.errors import ResourceError
@@ -29,7 +31,8 @@ INTEGER PRIMARY KEY, generation INTEGER NOT NULL, loss REAL NOT NULL, grad_norm 
 learning_rate REAL NOT NULL, seconds REAL NOT NULL, num_tokens INTEGER NOT NULL, samples TEXT NOT NULL ); CREATE TABLE ledger
 ( step INTEGER NOT NULL REFERENCES commits (step), microbatch INTEGER NOT NULL, sample_ids BLOB NOT NULL, PRIMARY KEY (step,
 microbatch) ) WITHOUT ROWID; CREATE TABLE predictions ( what TEXT NOT NULL, peer TEXT NOT NULL, step INTEGER NOT NULL,
-predicted REAL NOT NULL, measured REAL NOT NULL ); """
+predicted REAL NOT NULL, measured REAL NOT NULL ); CREATE TABLE codecs ( step INTEGER NOT NULL, source TEXT NOT NULL, target
+TEXT NOT NULL, codec TEXT NOT NULL, reason TEXT NOT NULL ); """
 
 
 class Journal:
@@ -86,6 +89,12 @@ class Journal:
         with self._spoken():
             self._connection.execute("INSERT INTO predictions VALUES (?, ?, ?, ?, ?)", (what, peer, step, predicted, measured))
 
+    def write_codecs(self, changes: Iterable[CodecChange]) -> None:
+        """What links encode with, from which step on; until the next entry of the link."""
+        rows = [(change.step, change.source, change.target, change.codec, change.reason) for change in changes]
+        with self._spoken(), self._transaction():
+            self._connection.executemany("INSERT INTO codecs VALUES (?, ?, ?, ?, ?)", rows)
+
     def write_job(self, text: str) -> None:
         """The job with what the run itself has decided of it."""
         with self._spoken():
@@ -112,6 +121,11 @@ class Journal:
         with self._spoken():
             (text,) = self._connection.execute("SELECT job FROM run").fetchone()
         return str(text)
+
+    def codecs(self) -> list[tuple[StepNumber, str, str, str, str]]:
+        """Step, source, target, codec and reason of each choice, in order."""
+        with self._spoken():
+            return self._connection.execute("SELECT step, source, target, codec, reason FROM codecs ORDER BY rowid").fetchall()
 
     def losses(self) -> list[tuple[StepNumber, float]]:
         with self._spoken():

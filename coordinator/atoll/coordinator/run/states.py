@@ -57,7 +57,8 @@ PHASES: dict[RunState, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most.
+    """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most;
+    with ``evaluate_without_codecs`` each is done twice.
     A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run. A peer that ran out of
     memory is planned with ``memory_factor`` of what it was to need, and left out after ``max_shortages`` such times."""
 
@@ -67,6 +68,7 @@ class RunSettings:
     largest_norm: float | None = None
     evaluate_every: int | None = None
     evaluation_steps: int = 1
+    evaluate_without_codecs: bool = False
     max_voids: int = 3
     memory_factor: float = 0.8
     max_shortages: int = 5

@@ -281,18 +281,20 @@ class StageGraph(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., recomputed: _Optional[_Iterable[int]] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[NamedSpec, _Mapping]]] = ..., receives: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., sends: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[SharedParameter, _Mapping]]] = ..., loss: _Optional[_Union[ValueReference, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., example: _Optional[_Iterable[_Union[Example, _Mapping]]] = ...) -> None: ...
 
 class Neighbour(_message.Message):
-    __slots__ = ("stage", "peer", "address", "dial", "max_bytes_per_second")
+    __slots__ = ("stage", "peer", "address", "dial", "max_bytes_per_second", "codec")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DIAL_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     stage: int
     peer: str
     address: str
     dial: bool
     max_bytes_per_second: float
-    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., dial: bool = ..., max_bytes_per_second: _Optional[float] = ...) -> None: ...
+    codec: str
+    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., dial: bool = ..., max_bytes_per_second: _Optional[float] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class OptimizerSettings(_message.Message):
     __slots__ = ("name", "weight_decay", "momentum", "nesterov", "beta1", "beta2", "epsilon")
@@ -323,7 +325,7 @@ class Donor(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "forward_codec", "backward_codec", "link_seconds", "committed_step", "donors")
+    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -333,8 +335,6 @@ class Assignment(_message.Message):
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
-    BACKWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
     LINK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
@@ -347,12 +347,10 @@ class Assignment(_message.Message):
     precision: str
     optimizer: OptimizerSettings
     fetch: _containers.RepeatedScalarFieldContainer[str]
-    forward_codec: str
-    backward_codec: str
     link_seconds: float
     committed_step: int
     donors: _containers.RepeatedCompositeFieldContainer[Donor]
-    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ...) -> None: ...
 
 class MeasurementRequest(_message.Message):
     __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")

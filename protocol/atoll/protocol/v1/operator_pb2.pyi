@@ -54,7 +54,7 @@ class PeerStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., stage: _Optional[int] = ..., layers: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., silent_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., predicted_memory_bytes: _Optional[int] = ..., measured_memory_bytes: _Optional[int] = ..., predicted_compute_seconds: _Optional[float] = ..., measured_compute_seconds: _Optional[float] = ..., measurement: _Optional[str] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
-    __slots__ = ("source", "target", "codec", "estimated", "predicted_bytes_per_second", "measured_bytes_per_second", "round_trip_seconds", "predicted_seconds", "measured_seconds", "bytes")
+    __slots__ = ("source", "target", "codec", "estimated", "predicted_bytes_per_second", "measured_bytes_per_second", "round_trip_seconds", "predicted_seconds", "measured_seconds", "bytes", "direction", "relative_error", "damage", "raw_bytes")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,10 @@ class LinkStatus(_message.Message):
     PREDICTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     source: str
     target: str
     codec: str
@@ -75,7 +79,11 @@ class LinkStatus(_message.Message):
     predicted_seconds: float
     measured_seconds: float
     bytes: int
-    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., codec: _Optional[str] = ..., estimated: bool = ..., predicted_bytes_per_second: _Optional[float] = ..., measured_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., predicted_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    direction: str
+    relative_error: float
+    damage: float
+    raw_bytes: int
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., codec: _Optional[str] = ..., estimated: bool = ..., predicted_bytes_per_second: _Optional[float] = ..., measured_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., predicted_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., direction: _Optional[str] = ..., relative_error: _Optional[float] = ..., damage: _Optional[float] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

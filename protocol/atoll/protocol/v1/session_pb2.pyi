@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Join(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second")
+    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second", "codecs")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Join(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MAX_DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     name: str
@@ -36,7 +37,20 @@ class Join(_message.Message):
     disk_bytes: int
     max_upload_bytes_per_second: float
     max_download_bytes_per_second: float
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ...) -> None: ...
+    codecs: _containers.RepeatedCompositeFieldContainer[CodecSpeed]
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., codecs: _Optional[_Iterable[_Union[CodecSpeed, _Mapping]]] = ...) -> None: ...
+
+class CodecSpeed(_message.Message):
+    __slots__ = ("codec", "encode_bytes_per_second", "decode_bytes_per_second", "ratio")
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DECODE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    codec: str
+    encode_bytes_per_second: float
+    decode_bytes_per_second: float
+    ratio: float
+    def __init__(self, codec: _Optional[str] = ..., encode_bytes_per_second: _Optional[float] = ..., decode_bytes_per_second: _Optional[float] = ..., ratio: _Optional[float] = ...) -> None: ...
 
 class Measured(_message.Message):
     __slots__ = ("kind", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds", "cached", "failure", "declared")
@@ -110,7 +124,7 @@ class SquaredNorm(_message.Message):
     def __init__(self, parameter: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class LinkUse(_message.Message):
-    __slots__ = ("source", "target", "direction", "codec", "bytes", "seconds_busy", "relative_error", "bytes_per_second", "round_trip_seconds")
+    __slots__ = ("source", "target", "direction", "codec", "bytes", "seconds_busy", "relative_error", "bytes_per_second", "round_trip_seconds", "messages", "raw_bytes", "guarded", "slope", "curvature", "bias")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +134,12 @@ class LinkUse(_message.Message):
     RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GUARDED_FIELD_NUMBER: _ClassVar[int]
+    SLOPE_FIELD_NUMBER: _ClassVar[int]
+    CURVATURE_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
     source: str
     target: str
     direction: str
@@ -129,7 +149,13 @@ class LinkUse(_message.Message):
     relative_error: float
     bytes_per_second: float
     round_trip_seconds: float
-    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ...) -> None: ...
+    messages: int
+    raw_bytes: int
+    guarded: int
+    slope: float
+    curvature: float
+    bias: float
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., messages: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., guarded: _Optional[int] = ..., slope: _Optional[float] = ..., curvature: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class StageReport(_message.Message):
     __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds")
@@ -271,17 +297,27 @@ class Rejected(_message.Message):
     again: bool
     def __init__(self, reason: _Optional[str] = ..., again: bool = ...) -> None: ...
 
+class LinkCodec(_message.Message):
+    __slots__ = ("target", "codec")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    codec: str
+    def __init__(self, target: _Optional[str] = ..., codec: _Optional[str] = ...) -> None: ...
+
 class StartStep(_message.Message):
-    __slots__ = ("generation", "step", "num_microbatches", "evaluation")
+    __slots__ = ("generation", "step", "num_microbatches", "evaluation", "codecs")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     num_microbatches: int
     evaluation: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., evaluation: bool = ...) -> None: ...
+    codecs: _containers.RepeatedCompositeFieldContainer[LinkCodec]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., evaluation: bool = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("generation", "step", "clip_factor", "learning_rate")

@@ -71,7 +71,7 @@ def test_people_get_a_table_and_a_picture(files: tuple[str, str]) -> None:
 def test_a_bandwidth_that_nobody_gave_is_marked(files: tuple[str, str]) -> None:
     job, fleet = files
     Path(fleet).write_text(FLEET.replace("bandwidth: 10Gbps, ", ""))
-    words = [job, "--fleet", fleet, "--set", "plan.stages=2"]
+    words = [job, "--fleet", fleet, "--set", "plan.stages=2", "--set", "network.compression=raw"]
     people = CliRunner().invoke(app, words, catch_exceptions=False).output
     assert "~1 Gbit/s" in people
     assert "~ estimated  bandwidth of any two neighbours" in people

@@ -55,6 +55,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
             source="b", target="a", codec="bf16", predicted_bytes_per_second=1e6, predicted_seconds=0.02, estimated=True
         ),
         LinkStatus(source="a", target="b", codec="raw", predicted_bytes_per_second=2e6, measured_bytes_per_second=1e6),
+        LinkStatus(source="a", target="c", codec="int8", relative_error=0.006, damage=0.0012),
     ]
     links[0].estimated = True
     told.links.extend(links)
@@ -70,6 +71,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
         ["a needs", "0 B", "-"],
         ["b > a (bf16)", "8 Mbit/s, estimated, busy 20 ms", "-"],
         ["a > b (raw)", "16 Mbit/s, busy 0 s", "8 Mbit/s"],
+        ["a > c (int8)", "0 bit/s, busy 0 s", "error 0.60%, costs 0.12% of the loss"],
         ["a could not be measured, its speed is estimated: it did not answer within 20 s"],
     ]
     assert comparison_lines(reply()) == []

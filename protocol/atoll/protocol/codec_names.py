@@ -1,0 +1,9 @@
+"""Codecs as job files name them, in order of what they cost the loss. What they do is ``compression``'s."""
+
+from __future__ import annotations
+
+LADDER = ("raw", "bf16", "int8", "transform", "transform-1.5", "int4", "transform-1", "transform-0.5", "int3", "int2")
+"""All codecs that may be chosen from link by link, by what they have cost models that were trained through them, the least
+first."""
+LAST_BY_ITSELF = "int4"
+"""Those that follow are used only where a job asks for them, for what they cost shows in the loss of many models."""
