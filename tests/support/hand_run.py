@@ -98,13 +98,15 @@ class HandRun:
         for seat in self.seats:
             seat.tell(start=started)
 
-    def send_batches(self, step: int, samples: Sequence[Sample], *, evaluation: bool = False) -> None:
-        """Sends every stage its inputs of each microbatch."""
+    def send_batches(
+        self, step: int, samples: Sequence[Sample], *, evaluation: bool = False, stages: Sequence[StageGraph] | None = None
+    ) -> None:
+        """Sends every stage, or those in ``stages``, its inputs of each microbatch."""
         total = sum(sample.weight for sample in samples)
         for index, sample in enumerate(samples):
             sizes = bind(self.graph.inputs, {name: tuple(value.shape) for name, value in sample.inputs.items()})
             numbers = {"scale": sample.weight / total, **{f"size:{name}": float(size) for name, size in sizes.items()}}
-            for stage, seat in zip(self.stages, self.seats, strict=True):
+            for stage in self.stages if stages is None else stages:
                 key = MessageKey(
                     generation=self.generation,
                     step=StepNumber(step),
@@ -115,7 +117,7 @@ class HandRun:
                     evaluation=evaluation,
                 )
                 tensors = tuple((name, sample.inputs[name]) for name, _ in stage.inputs)
-                seat.submit(Message(key=key, tensors=tensors, numbers=numbers))
+                self.seats[stage.stage].submit(Message(key=key, tensors=tensors, numbers=numbers))
 
     async def reports(self, step: int, *, evaluation: bool = False) -> list[session_pb2.StageReport]:
         """Every stage's report of a step."""

@@ -53,7 +53,7 @@ class Seat:
         """Ends the session after what is queued."""
         self._outbox.close()
 
-    async def hears(self, content: str) -> Any:
+    async def hears(self, content: str, *, within_seconds: float = WAIT_SECONDS) -> Any:
         """The first message of this kind that the peer says; takes it and forgets what came before it."""
 
         def found() -> bool:
@@ -61,7 +61,7 @@ class Seat:
 
         async with self._news:
             try:
-                await asyncio.wait_for(self._news.wait_for(found), WAIT_SECONDS)
+                await asyncio.wait_for(self._news.wait_for(found), within_seconds)
             except TimeoutError:
                 raise AssertionError(f"{self.peer} did not say {content!r}; it said {self.said}") from None
         while self.said:
@@ -134,10 +134,10 @@ class ScriptedCoordinator(session_pb2_grpc.CoordinatorServicer):
         if self._server is not None:
             await self._server.stop(grace=None)
 
-    async def seated(self, *names: str) -> list[Seat]:
+    async def seated(self, *names: str, within_seconds: float = WAIT_SECONDS) -> list[Seat]:
         """The sessions of these peers, once all have joined."""
         async with self._joined:
-            await asyncio.wait_for(self._joined.wait_for(lambda: set(names) <= set(self.seats)), WAIT_SECONDS)
+            await asyncio.wait_for(self._joined.wait_for(lambda: set(names) <= set(self.seats)), within_seconds)
         return [self.seats[PeerId(name)] for name in names]
 
     async def Session(self, request_iterator: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:

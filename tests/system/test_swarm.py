@@ -13,7 +13,7 @@ from support.swarm import local_swarm, run_command, started_swarm, write_job
 
 pytestmark = pytest.mark.system
 
-MEMORY = 300_000_000
+MEMORY = 1_000_000_000
 FLEET = f"""
 peers:
   - {{name: attic, threads: 1, memory: {MEMORY}, upload: 200Mbps}}

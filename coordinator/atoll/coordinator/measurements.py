@@ -24,8 +24,9 @@ COMPARED_AT = 3
 
 
 class Measurements:
-    """Takes in reports, gives events. Pure. A plan's memory is compared with how much a peer's process has grown since
-    before. ``observed`` keeps what follows for later plans, ``codecs`` what follows for the links."""
+    """Takes in reports, gives events. Pure. A plan's memory is compared with the peak of a peer's process beyond what it took
+    before it had a stage: the least that was heard of it. ``observed`` keeps what follows for later plans, ``codecs`` what
+    follows for the links."""
 
     def __init__(self, compression: Compression | None = None) -> None:
         self.observed = Observed()

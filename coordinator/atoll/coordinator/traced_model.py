@@ -127,7 +127,7 @@ def with_sizes_of(model: TracedModel, feed: Feed) -> TracedModel:
 
 
 def _costed(job: Job, graph: OpGraph, first_values: FirstValues) -> TracedModel:
-    rehearsal = rehearse(graph)
+    rehearsal = rehearse(graph, job.training.precision)
     optimizer = job.training.optimizer
     segments = segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum)
     pins = pinned_segments(job, graph, segments)

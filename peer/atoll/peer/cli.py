@@ -36,7 +36,7 @@ Cache = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Keep what was measured here for the next run; by default the user's cache folder."),
 ]
-MaxMemory = Annotated[str | None, typer.Option(help="Offer no more memory than this, for example 8GiB.")]
+MaxMemory = Annotated[str | None, typer.Option(help="Take no more memory than this in all, for example 8GiB.")]
 MaxUpload = Annotated[str | None, typer.Option(metavar="RATE", help="Send no faster than this in all, for example 20Mbps.")]
 MaxDownload = Annotated[str | None, typer.Option(metavar="RATE", help="Be sent no more than this, for example 100Mbps.")]
 
@@ -95,10 +95,11 @@ def bench(
 def main() -> None:
     """Entry point of ``atoll-peer``: errors in one sentence, exit status 2 for bad usage."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log lines repeat, in its own words, what errors here say
-    from atoll.peer.allocator import keep_memory_for_tensors
+    from atoll.peer.allocator import begin_anew_if_need_be, keep_memory_for_tensors
     from atoll.peer.no_compiler import leave_out_compiler
     from atoll.protocol.errors import JobError
 
+    begin_anew_if_need_be()
     keep_memory_for_tensors()
     leave_out_compiler()
     signal.signal(signal.SIGTERM, _end_early)

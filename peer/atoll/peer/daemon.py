@@ -15,8 +15,9 @@ from atoll.peer.engine import Engine
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice
 from atoll.peer.faults import fault_of
 from atoll.peer.lending import Lending
+from atoll.peer.memory_use import MemoryUse
 from atoll.peer.probing import answer_probe
-from atoll.peer.profile import Profile, measure, resident_bytes
+from atoll.peer.profile import Profile, measure
 from atoll.peer.session import Session, SessionState
 from atoll.peer.session_values import (
     Advance,
@@ -68,6 +69,7 @@ class Peer:
         self._own = PeerId(settings.name)
         self._session = Session()
         self._pacers: tuple[Pacer, ...] = () if settings.max_upload is None else (Pacer(settings.max_upload),)
+        self._memory = MemoryUse(settings.device)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -232,9 +234,9 @@ class Peer:
         assert self._connection is not None
         assert self._engine is not None
         if message.HasField("ready"):
-            message.ready.resident_bytes = resident_bytes()
+            message.ready.resident_bytes = self._memory.peak_bytes()
         elif message.HasField("report"):
-            message.report.resident_bytes = resident_bytes()
+            message.report.resident_bytes = self._memory.peak_bytes()
             message.report.links.extend(self._engine.uses())
         self._connection.tell(message)
 
@@ -347,7 +349,7 @@ class Peer:
                 step=progress.step,
                 phase="fetching state" if self._fetching_from else progress.phase,
                 waiting_for=next(iter(self._fetching_from), progress.waiting_for) or "",
-                resident_bytes=resident_bytes(),
+                resident_bytes=self._memory.now_bytes(),
                 count=progress.count,
                 fetched_bytes=self._fetched_bytes,
             )

@@ -12,7 +12,10 @@ import torch
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from atoll.peer.lasting import lasting_zeros_like
 from atoll.protocol.assignment import OptimizerSettings
+
+_PIECE = 2**20  # elements: a few megabytes of temporaries, and still far more than calling the kernels costs
 
 
 class Optimizer:
@@ -21,15 +24,33 @@ class Optimizer:
     def __init__(self, settings: OptimizerSettings) -> None:
         self._settings = settings
         self._moments: dict[str, dict[str, torch.Tensor]] = {}
+        self._room: dict[str, dict[str, torch.Tensor]] = {}
+
+    def prepare(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Makes room for the moments, before memory is full of what comes and goes."""
+        for name, parameter in parameters.items():
+            if name not in self._moments:
+                self._room[name] = self._zeros(parameter)
+
+    def _zeros(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self._settings.name == "adamw":
+            first, second = lasting_zeros_like(parameter), lasting_zeros_like(parameter)
+            return {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
+        return {"momentum_buffer": lasting_zeros_like(parameter)} if self._settings.momentum else {}
+
+    def _begun(self, name: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The moments of a parameter, at its first update the ones that room was made for."""
+        if name not in self._moments:
+            self._moments[name] = self._room.pop(name) if name in self._room else self._zeros(parameter)
+        return self._moments[name]
 
     @torch.no_grad()
     def update(self, parameters: Mapping[str, torch.Tensor], learning_rate: float) -> None:
         """One step for every parameter that has a gradient."""
-        present = {name: value for name, value in parameters.items() if value.grad is not None}
-        if self._settings.name == "adamw":
-            self._adamw(present, learning_rate)
-        else:
-            self._sgd(present, learning_rate)
+        step = self._adamw if self._settings.name == "adamw" else self._sgd
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                step(name, parameter.detach(), parameter.grad, learning_rate)
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """The moments as (parameter, moment, tensor), in the order of the first updates."""
@@ -46,38 +67,45 @@ class Optimizer:
         """Bytes that the moments take."""
         return sum(value.numel() * value.itemsize for _, _, value in self.state())
 
-    def _adamw(self, parameters: Mapping[str, torch.Tensor], learning_rate: float) -> None:
-        for name, parameter in parameters.items():
-            if name not in self._moments:
-                self._moments[name] = {
-                    "step": torch.tensor(0.0),
-                    "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                }
-        moments = [self._moments[name] for name in parameters]
-        adamw(
-            [parameter.detach() for parameter in parameters.values()],
-            [_gradient(parameter) for parameter in parameters.values()],
-            [state["exp_avg"] for state in moments],
-            [state["exp_avg_sq"] for state in moments],
-            [],
-            [state["step"] for state in moments],
-            foreach=False,
-            fused=False,
-            amsgrad=False,
-            beta1=self._settings.beta1,
-            beta2=self._settings.beta2,
-            lr=learning_rate,
-            weight_decay=self._settings.weight_decay,
-            eps=self._settings.epsilon,
-            maximize=False,
-        )
+    def _adamw(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor, learning_rate: float) -> None:
+        moments = self._begun(name, parameter)
+        before = moments["step"].clone()
+        for part, slope, first, second in pieces(parameter, gradient, moments["exp_avg"], moments["exp_avg_sq"]):
+            moments["step"].copy_(before)
+            adamw(
+                [part],
+                [slope],
+                [first],
+                [second],
+                [],
+                [moments["step"]],
+                foreach=False,
+                fused=False,
+                amsgrad=False,
+                beta1=self._settings.beta1,
+                beta2=self._settings.beta2,
+                lr=learning_rate,
+                weight_decay=self._settings.weight_decay,
+                eps=self._settings.epsilon,
+                maximize=False,
+            )
 
-    def _sgd(self, parameters: Mapping[str, torch.Tensor], learning_rate: float) -> None:
-        buffers = [self._moments.get(name, {}).get("momentum_buffer") for name in parameters]
+    def _sgd(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor, learning_rate: float) -> None:
+        first = name not in self._moments
+        buffers = self._begun(name, parameter).values()
+        for part, slope, *moment in pieces(parameter, gradient, *buffers):
+            # At the first update torch makes the momentum, of the gradient.
+            made = [moment[0] if moment and not first else None]
+            self._sgd_step(part, slope, made, learning_rate)
+            if moment and first and made[0] is not None:
+                moment[0].copy_(made[0])
+
+    def _sgd_step(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, buffers: list[torch.Tensor | None], learning_rate: float
+    ) -> None:
         sgd(
-            [parameter.detach() for parameter in parameters.values()],
-            [_gradient(parameter) for parameter in parameters.values()],
+            [parameter],
+            [gradient],
             buffers,
             foreach=False,
             fused=False,
@@ -88,11 +116,18 @@ class Optimizer:
             nesterov=self._settings.nesterov,
             maximize=False,
         )
-        for name, buffer in zip(parameters, buffers, strict=True):
-            if buffer is not None:
-                self._moments[name] = {"momentum_buffer": buffer}
 
 
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Views of tensors of one shape, a piece of each at a time, so that what is computed from them takes little memory.
+
+    Only where all lie in memory in the same, plain order. Pieces are whole multiples of any processor's vectors: element by
+    element the results are those of the tensors in one piece.
+    """
+    count = tensors[0].numel()
+    if count <= _PIECE or not all(tensor.is_contiguous() for tensor in tensors):
+        yield tensors
+        return
+    flat = [tensor.view(-1) for tensor in tensors]
+    for start in range(0, count, _PIECE):
+        yield tuple(tensor[start : start + _PIECE] for tensor in flat)

@@ -43,6 +43,7 @@ from atoll.peer.kept_state import KeptState
 from atoll.peer.mailbox import Mailbox
 from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.measuring_queue import MeasuringQueue
+from atoll.peer.memory_use import MemoryUse
 from atoll.peer.profile import synchronise
 from atoll.peer.stage import Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
@@ -179,6 +180,7 @@ class Pipeline:
         self._handing_out, self._postponed = False, []
         self._generation = command.generation
         self._mailbox.drop_before(command.generation)
+        MemoryUse(self._with.device).begin_anew()
         self._publish(count=1)
         assignment = _read_assignment(command)
         self._step = assignment.committed_step

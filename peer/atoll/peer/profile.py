@@ -15,6 +15,8 @@ import torch
 from atoll.compression.registry import codec, codec_names
 from atoll.compression.speed import CodecSpeed, measure_speed
 from atoll.peer.measurement_cache import free_disk_bytes
+from atoll.peer.memory_use import MemoryUse
+from atoll.peer.warming import warm_up
 from atoll.protocol.codec_names import LADDER
 from atoll.protocol.errors import JobError
 
@@ -37,7 +39,8 @@ _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """``memory_bytes`` is what the peer may use, its cap included; ``flops_per_second`` counts forward and backward in fp32.
+    """``memory_bytes`` is what a stage may take beside ``resident_bytes``, which the process takes already: the cap is on both
+    together. ``flops_per_second`` counts forward and backward in fp32.
 
     Peers that name the same ``machine`` share its ``cores``; a peer that computes on a device of its own names none.
     ``disk_bytes`` are free where the peer keeps its cache."""
@@ -86,14 +89,15 @@ def measure(
     """Measures for a third of a second, or at once where the speed is declared."""
     if threads is not None:
         torch.set_num_threads(threads)
+    warm_up(device)
     speed = flops_per_second(device) if declared_flops is None else declared_flops
-    free = free_memory_bytes(device)
+    used = MemoryUse(device).now_bytes()
     return Profile(
         device=device,
         threads=torch.get_num_threads(),
         flops_per_second=speed,
-        memory_bytes=free if memory_cap_bytes is None else min(free, memory_cap_bytes),
-        resident_bytes=resident_bytes(),
+        memory_bytes=offered_bytes(free_memory_bytes(device), used, memory_cap_bytes),
+        resident_bytes=used,
         machine=machine_name() if torch.device(device).type == "cpu" else "",
         cores=usable_cores(),
         disk_bytes=free_disk_bytes(cache),
@@ -114,6 +118,19 @@ def codec_speeds() -> dict[str, CodecSpeed]:
         }
     finally:
         torch.set_num_threads(threads)
+
+
+def offered_bytes(free: int, used: int, cap: int | None) -> int:
+    """What a stage may take: what is ``free``, and of a ``cap`` on the whole process what is not ``used`` yet.
+
+    Raises JobError when the cap leaves nothing.
+    """
+    if cap is None:
+        return free
+    if cap <= used:
+        taken = f"{used / 2**20:.0f} MiB without any layers"
+        raise JobError("--max-memory", f"{cap / 2**20:.0f} MiB are too few: this process takes {taken}; allow some GiB more")
+    return min(free, cap - used)
 
 
 def machine_name() -> str:
@@ -169,11 +186,6 @@ def free_memory_bytes(device: str) -> int:
     free = int(psutil.virtual_memory().available)
     limit = _container_free_bytes()
     return free if limit is None else min(free, limit)
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def _container_free_bytes() -> int | None:

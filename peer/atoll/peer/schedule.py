@@ -4,7 +4,8 @@ Theory of operation. A microbatch passes through a stage in three works: FORWARD
 which the earlier stage waits for) and ACCUMULATE (the gradients of the weights, which nobody waits for). Each kind of work
 takes the microbatches in the order 0, 1, 2, ..., so sums do not depend on timing. The stage prefers backward, then forward,
 then accumulate: what another stage waits for goes first, and the deferred half fills the gaps. But a deferred half holds the
-gradients of its microbatch's activations beside the activations, so no forward begins while more than ``MOST_DEFERRED`` wait.
+gradients of its microbatch's activations, with recomputation beside the activations, so nothing else begins while more than
+``MOST_DEFERRED`` wait, even where the gradients of many microbatches arrive at once.
 At most ``in_flight`` microbatches have begun forward and not ended accumulate, which bounds memory. No work waits for a later
 microbatch, and every stage admits at least one, so stages that all follow this rule never wait for one another in a circle.
 
@@ -105,8 +106,8 @@ class StepSchedule:
     def next_action(self) -> Action | None:
         """The work to do now, or None when each waits for something or all are done."""
         many_deferred = self._next[Work.BACKWARD] - self._next[Work.ACCUMULATE] > MOST_DEFERRED
-        later = (Work.ACCUMULATE, Work.FORWARD) if many_deferred else (Work.FORWARD, Work.ACCUMULATE)
-        for work in (Work.BACKWARD, *later):
+        works = (Work.ACCUMULATE,) if many_deferred else (Work.BACKWARD, Work.FORWARD, Work.ACCUMULATE)
+        for work in works:
             microbatch = MicrobatchIndex(self._next[work])
             if self._open(work) and not any(self._missing(self._needs(work, microbatch))):
                 return Action(work, microbatch)

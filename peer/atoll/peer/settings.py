@@ -22,8 +22,8 @@ class PeerSettings:
     """``listen`` and ``advertise`` None mean: fit for how the coordinator is reached. ``threads`` None: torch's default.
 
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
-    ``memory_bytes`` caps what this peer offers; None means all that is free. ``connect_seconds`` is how long the coordinator
-    may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
+    ``memory_bytes`` caps what this process takes in all; None means all that is free. ``connect_seconds`` is how long the
+    coordinator may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
     ``max_download``, in bytes a second, bound all that this peer sends and what others send to it.
     """
 

@@ -26,8 +26,10 @@ from atoll.peer.arrivals import Arrivals, Forwarded, MicrobatchInput, describe
 from atoll.peer.backward import Deferred, backward
 from atoll.peer.executor import Layout, Program, base_slots
 from atoll.peer.flight import Executed, Flight, Recording
+from atoll.peer.gradient_home import GradientHome
 from atoll.peer.initialisation import initial_value
-from atoll.peer.optimizer import Optimizer
+from atoll.peer.lasting import lasting_copy, lasting_zeros
+from atoll.peer.optimizer import Optimizer, pieces
 from atoll.peer.staging import Staging, staging_for
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.errors import NumericalFault, WireError
@@ -96,7 +98,7 @@ class Stage:
 
         Raises GraphRefused for a tensor that has neither, WireError for a given one of another shape.
         """
-        self.adopt({name: value.detach().clone() for name, value in (given or {}).items()})
+        self.adopt({name: lasting_copy(value) for name, value in (given or {}).items()})
 
     def adopt(self, state: Mapping[str, torch.Tensor]) -> None:
         """State by name, as :meth:`full_state` has it; what it has too much is ignored, what it lacks gets its first value.
@@ -104,30 +106,61 @@ class Stage:
         Tensors that are on this stage's device become its own as they are. Raises as :meth:`initialise` does.
         """
         for spec in self.graph.parameters:
-            self._parameters[spec.name] = self._value(spec, state).requires_grad_(spec.trainable)
+            self._parameters[spec.name] = self._room(spec, state).requires_grad_(spec.trainable)
             for moment in MOMENTS[self.settings.optimizer.name]:
                 value = state.get(moment_name(spec.name, moment))
                 if value is not None:
                     self.optimizer.load(spec.name, moment, value if moment == COUNTER else value.to(self._device))
         for buffer in self.graph.buffers:
-            self._buffers[buffer.name] = self._value(buffer, state)
+            self._buffers[buffer.name] = self._room(buffer, state)
         for shared in self.graph.shared:
             for use in shared.uses:
                 if use.stage == self.graph.stage:
                     # Shares the parameter's memory, but is a leaf of its own, with its own ``.grad``.
                     alias = self._parameters[shared.name].detach().requires_grad_()
                     self._uses[self._layout.use(use)] = alias
+        self._settle_gradients()
+        self.optimizer.prepare({name: value for name, value in self._parameters.items() if value.requires_grad})
         constants: dict[Reference, torch.Tensor] = {ParameterReference(name): value for name, value in self._parameters.items()}
         constants.update((BufferReference(name), value) for name, value in self._buffers.items())
         self._base = base_slots(self._layout, constants, self._uses)
+        self._fill(state)
 
-    def _value(self, spec: ParameterSpec | BufferSpec, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _room(self, spec: ParameterSpec | BufferSpec, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The value in ``state``, or room for a first value."""
         if spec.name not in state:
-            return initial_value(spec, self.settings.run_seed).to(self._device)
+            return lasting_zeros(spec.shape, spec.dtype, self._device)
         value = state[spec.name]
         if tuple(value.shape) != spec.shape:
             raise WireError(f"the value of {spec.name} has shape {tuple(value.shape)} instead of {spec.shape}")
         return value.detach().to(device=self._device, dtype=spec.dtype)
+
+    @torch.no_grad()
+    def _fill(self, state: Mapping[str, torch.Tensor]) -> None:
+        """First values for what has none. Last of all: what is made on the way comes and goes, nothing that stays may lie
+        between."""
+        for spec in self.graph.parameters:
+            if spec.name not in state:
+                self._parameters[spec.name].copy_(initial_value(spec, self.settings.run_seed))
+        for buffer in self.graph.buffers:
+            if buffer.name not in state:
+                self._buffers[buffer.name].copy_(initial_value(buffer, self.settings.run_seed))
+
+    def _settle_gradients(self) -> None:
+        """Gives the gradients memory that is kept from step to step.
+
+        Not that of a parameter shared with other stages: it is being sent to them, maybe still when the next step begins.
+        """
+        sent = {
+            self._layout.use(use)
+            for shared in self.graph.shared
+            for use in shared.uses
+            if use.stage == self.graph.stage and len(shared.stages) > 1
+        }
+        leaves = [value for value in self._parameters.values() if value.requires_grad]
+        leaves += [leaf for slot, leaf in self._uses.items() if slot not in sent]
+        for leaf in leaves:
+            leaf.register_hook(GradientHome(leaf))  # type: ignore[no-untyped-call]
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and persistent buffers as of the last commit, on the host, by canonical name.
@@ -357,17 +390,31 @@ class Stage:
             self.accumulate(index)
 
     def _sum_shared(self, tied: Mapping[str, torch.Tensor]) -> None:
-        """The gradient of each shared parameter: that of its uses, summed in the graph's order."""
+        """The gradient of each shared parameter: that of its uses, summed in the graph's order.
+
+        A gradient that was received, or is not being sent, takes the sum; one that is being sent must not change.
+        """
         for shared in self.graph.shared:
             total: torch.Tensor | None = None
+            ours = False
             for use in shared.uses:
-                if use.stage == self.graph.stage:
+                own = use.stage == self.graph.stage
+                if own:
                     gradient = self._uses[self._layout.use(use)].grad
                 else:
                     sent = tied.get(f"{shared.name}@{use.node}:{use.position}")
                     gradient = None if sent is None else self._staging.to_device(sent)
-                if gradient is not None:
-                    total = gradient if total is None else total + gradient
+                if gradient is None:
+                    continue
+                free = not own or len(shared.stages) == 1
+                if total is None:
+                    total, ours = gradient, free
+                elif ours:
+                    total.add_(gradient)
+                elif free:
+                    total, ours = gradient.add_(total), True
+                else:
+                    total, ours = total + gradient, True
             self._parameters[shared.name].grad = total
 
 
@@ -377,4 +424,5 @@ def squared_norm(gradient: torch.Tensor | None) -> float:
         return 0.0
     if gradient.device.type == "mps":  # has no double precision
         gradient = gradient.cpu()
-    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+    # torch makes a copy in double precision, so a large gradient is looked at piece by piece.
+    return sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for (piece,) in pieces(gradient))

@@ -18,7 +18,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 MOST_DEFERRED = 1
-"""No forward begins on a stage while the gradients of its weights are put off for more microbatches than this."""
+"""Nothing else begins on a stage while the gradients of its weights are put off for more microbatches than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,7 +204,7 @@ def absurd_size(graph: StageGraph) -> StageGraph:
 async def test_a_graph_that_is_refused_is_told_with_its_reason_and_another_one_is_taken(
     spoil: Callable[[StageGraph], StageGraph],
 ) -> None:
-    async with swarm("ann", memory_bytes=10**9) as peers:
+    async with swarm("ann", memory_bytes=2**33) as peers:
         (seat,) = await peers.seats()
         run = HandRun(peers.coordinator, [seat], transformer().graph, RunSettings())
         await run.load()

@@ -34,10 +34,11 @@ async def outcome_of(settings: PeerSettings) -> Outcome:
 
 
 async def test_a_peer_tells_what_it_is() -> None:
-    async with swarm("ann", memory_bytes=10**9) as peers:
+    async with swarm("ann", memory_bytes=2**33) as peers:
         (seat,) = await peers.seats()
         join = seat.join
-        assert (join.name, join.device, join.memory_bytes) == ("ann", "cpu", 10**9)
+        assert (join.name, join.device) == ("ann", "cpu")
+        assert 0 < join.memory_bytes < 2**33
         assert join.flops_per_second > 1e6
         assert join.threads >= 1
         assert parse_address(join.address).is_loopback

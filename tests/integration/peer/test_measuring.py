@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from atoll.protocol.messages import Message
@@ -71,8 +72,9 @@ async def test_a_declared_speed_is_not_measured() -> None:
     assert all(answer.kind for answer in answers)
 
 
-async def test_a_peer_with_too_little_memory_says_so_and_lives_on() -> None:
-    async with swarm("ann", memory_bytes=1000) as peers:
+async def test_a_peer_with_too_little_memory_says_so_and_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.peer.profile.free_memory_bytes", lambda device: 1000)
+    async with swarm("ann") as peers:
         (seat,) = await peers.seats()
         assert all("limit of 1000" in answer.failure for answer in await asked(seat))
         assert not seat.gone

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from atoll.peer.profile import flops_per_second, free_memory_bytes, measure, resident_bytes
+from atoll.peer.profile import flops_per_second, free_memory_bytes, measure, offered_bytes
+from atoll.protocol.errors import JobError
 
 HEAVY = ("transformers", "matplotlib", "rich", "torch._dynamo", "torch._inductor", "sympy", "networkx", "atoll.coordinator")
 
@@ -17,11 +18,19 @@ def test_speed_is_that_of_a_computer() -> None:
     assert 1e7 < flops_per_second("cpu", seconds=0.02) < 1e15
 
 
-def test_memory_is_capped_and_real() -> None:
-    assert resident_bytes() > 2**20
-    assert free_memory_bytes("cpu") > 2**20
-    profile = measure("cpu", memory_cap_bytes=12345, declared_flops=1e9)
-    assert (profile.memory_bytes, profile.flops_per_second, profile.device) == (12345, 1e9, "cpu")
+def test_memory_is_real() -> None:
+    profile = measure("cpu", declared_flops=1e9)
+    assert profile.resident_bytes > 2**20
+    assert 2**20 < profile.memory_bytes <= 2 * free_memory_bytes("cpu")
+    assert (profile.flops_per_second, profile.device) == (1e9, "cpu")
+
+
+def test_a_cap_is_on_the_whole_process() -> None:
+    assert offered_bytes(free=1000, used=300, cap=None) == 1000
+    assert offered_bytes(free=1000, used=300, cap=800) == 500
+    assert offered_bytes(free=1000, used=300, cap=8000) == 1000
+    with pytest.raises(JobError, match=r"--max-memory: 2 MiB are too few: this process takes 300 MiB without any layers"):
+        offered_bytes(free=1000, used=300 * 2**20, cap=2 * 2**20)
 
 
 def test_a_peer_loads_nothing_that_it_does_not_need() -> None:

@@ -174,10 +174,10 @@ class _Run:
             if stage.busy:
                 continue
             held = stage.forwards - stage.accumulated
-            if stage.backwards < stage.forwards and stage.gradients > stage.backwards:
-                self._begin(index, stage, _BACKWARD, stage.backwards, now)
-            elif stage.backwards - stage.accumulated > MOST_DEFERRED:
+            if stage.backwards - stage.accumulated > MOST_DEFERRED:
                 self._begin(index, stage, _ACCUMULATE, stage.accumulated, now)
+            elif stage.backwards < stage.forwards and stage.gradients > stage.backwards:
+                self._begin(index, stage, _BACKWARD, stage.backwards, now)
             elif (
                 stage.forwards < self._num_microbatches and held < stage.times.in_flight and stage.activations > stage.forwards
             ):

@@ -10,6 +10,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+_SAME_WORK = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
+}
+"""Operators whose formula torch knows under another name."""
+
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Matrix products and convolutions by torch's own formulas; any other operator one operation an element of its results."""
@@ -28,7 +33,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        formula = flop_registry.get(function._overloadpacket)
+        packet = function._overloadpacket
+        formula = flop_registry.get(_SAME_WORK.get(packet, packet))
         if formula is not None:
             self._matrix += formula(*args, **kwargs, out_val=result)
         elif not _is_view(function):

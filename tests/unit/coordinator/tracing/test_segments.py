@@ -19,7 +19,6 @@ from atoll.coordinator.tracing.segments import segments_of
 from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.protocol.graph import OpGraph
 from support.graphs import gpt_graph, resnet_graph, token_batch, traced
-from support.interpreter import interpret, state_of
 
 
 def wide_gpt() -> GPT:
@@ -68,36 +67,6 @@ def test_there_is_no_cut_where_a_view_with_gaps_would_cross() -> None:
     legal = {cut.position for cut in legal_cuts(graph)}
     assert unbind.index in legal
     assert unbind.index + 1 not in legal
-
-
-def saved_bytes(graph: OpGraph, module: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """What autograd really keeps for one microbatch, parameters and inputs aside."""
-    state = state_of(graph, module)
-    held = {tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *inputs.values())}
-    saved: dict[int, int] = {}
-    alive = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        alive.append(tensor)
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        interpret(graph, state, inputs)
-    return sum(saved.values())
-
-
-def test_saved_activations_are_counted_without_running() -> None:
-    graph = wide_graph()
-    inputs = {name: torch.randint(128, (2, 32)) for name in ("tokens", "targets")}
-    counted: dict[int, int] = {}
-    for cost in rehearse(graph).costs:
-        counted.update(cost.saved)
-    real = saved_bytes(graph, wide_gpt(), inputs)
-    # A little more is counted: attention's kernel returns a layout that needs no copy before the next layer.
-    assert real <= sum(counted.values()) <= 1.1 * real
 
 
 def test_memory_of_a_stage() -> None:
