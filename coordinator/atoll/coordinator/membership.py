@@ -58,6 +58,7 @@ class Member:
     phase: str = ""
     waiting_for: str = ""
     resident_bytes: int = 0
+    resident_at_join: int = 0
     fetched_bytes: int = 0
     bytes_sent: dict[tuple[str, str], int] = field(default_factory=dict)
 

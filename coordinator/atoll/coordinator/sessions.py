@@ -14,6 +14,7 @@ from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent, StateMoved
 from atoll.coordinator.session import PeerSession, SessionContext
 from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.machine import machine_name
 from atoll.protocol.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ class Sessions:
         kind = message.WhichOneof("content")
         if kind == "progress":
             progress = message.progress
+            member.resident_at_join = member.resident_at_join or progress.resident_bytes
             member.phase, member.waiting_for, member.resident_bytes = (
                 progress.phase,
                 progress.waiting_for,
@@ -163,5 +165,6 @@ def _offer(member: Member) -> PeerOffer:
         machine=said.machine,
         cores=said.cores,
         threads=said.threads,
+        beside_coordinator=said.machine == machine_name(),
         codecs=said.codecs,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from atoll.peer.memory_use import MemoryUse
 from atoll.peer.warming import warm_up
 from atoll.protocol.codec_names import LADDER
 from atoll.protocol.errors import JobError
+from atoll.protocol.machine import machine_name, usable_cores
 
 _WIDTH = {"cpu": 256, "cuda": 2048, "mps": 1024}  # large enough to keep the device busy, small enough to end in a moment
 _ROWS = {
@@ -32,7 +32,6 @@ _FEWEST_REPETITIONS = 10
 _CODED_ELEMENTS = 2**17
 _CODED_REPETITIONS = 3
 _PROCESSORS = Path("/proc/cpuinfo")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 
@@ -131,27 +130,6 @@ def offered_bytes(free: int, used: int, cap: int | None) -> int:
         taken = f"{used / 2**20:.0f} MiB without any layers"
         raise JobError("--max-memory", f"{cap / 2**20:.0f} MiB are too few: this process takes {taken}; allow some GiB more")
     return min(free, cap - used)
-
-
-def machine_name() -> str:
-    """The same text in every process that may run on the same processors of this machine, containers included; tells nothing
-    else about it. Processes that are confined to different processors disturb one another little and count as apart."""
-    try:
-        identity = _BOOT_ID.read_text().strip()
-    except OSError:
-        identity = f"{platform.node()} {psutil.boot_time():.0f}"
-    return hashlib.blake2b(f"{identity} {_processors()}".encode(), digest_size=8).hexdigest()
-
-
-def usable_cores() -> int:
-    """How many processors this process may run on."""
-    return len(_processors()) or psutil.cpu_count() or 1
-
-
-def _processors() -> list[int]:
-    """The processors that this process may run on, empty where the system does not tell."""
-    process = psutil.Process()
-    return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else []
 
 
 def flops_per_second(device: str, *, seconds: float = _SECONDS) -> float:

@@ -62,7 +62,7 @@ print([name for name in sys.modules if name.startswith(("torch._dynamo.", "torch
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not confine processes to processors")
 def test_processes_on_the_same_processors_are_of_one_machine() -> None:
-    script = "from atoll.peer.profile import machine_name, usable_cores; print(machine_name(), usable_cores())"
+    script = "from atoll.protocol.machine import machine_name, usable_cores; print(machine_name(), usable_cores())"
     confined = f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); {script}"
     one, another, alone = (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.split()

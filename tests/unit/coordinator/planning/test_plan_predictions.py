@@ -33,7 +33,10 @@ def test_a_stage_alone_on_its_machine_computes_for_as_long_as_its_microbatches_t
 
 def test_stages_that_share_a_core_compute_for_longer() -> None:
     plan = plan_for(2, cores=1)
-    assert all(stage.step_compute_seconds > 1.1 * 16 * stage.microbatch_seconds for stage in plan.stages)
+    longer = [stage.step_compute_seconds / (16 * stage.microbatch_seconds) for stage in plan.stages]
+    # How much longer depends on the cut, and on one core no cut is better than another.
+    assert min(longer) > 1.0
+    assert max(longer) > 1.4
     assert all(stage.step_compute_seconds < plan.step_seconds for stage in plan.stages)
 
 
