@@ -193,7 +193,9 @@ def test_a_plan_says_how_long_its_stages_compute_beside_one_another() -> None:
     """Two stages on one core: each is at its work for twice as long as that takes alone, while the other computes."""
     peers = tuple(dataclasses.replace(peer, machine="attic", cores=1) for peer in peers_of([1e9] * 2))
     network = network_of([peer.name for peer in peers], 1e12)
-    request = request_of(equal_segments(8, crossing=1.0), peers, network, num_stages=2, in_flight=16, num_microbatches=32)
+    halves = ((3, peers[0].name), (4, peers[1].name))
+    segments = equal_segments(8, crossing=1.0)
+    request = request_of(segments, peers, network, num_stages=2, in_flight=16, num_microbatches=32, pins=halves)
     plan = as_plan(plan_placement(request), request.segments)
     alone = 32 * 8 * 3.0
     assert plan.step_seconds == pytest.approx(alone, rel=0.01)
