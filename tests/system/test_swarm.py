@@ -84,8 +84,8 @@ async def test_a_fleet_with_too_little_memory_is_told_so(tmp_path: Path) -> None
     (tmp_path / "fleet.yaml").write_text("peers: [{name: attic, threads: 1, memory: 100kB}]")
     words = (write_job(tmp_path), "--fleet", tmp_path / "fleet.yaml")
     async with started_swarm(*words, state=tmp_path / "state") as swarm:
-        paused = await swarm.event("paused")
-    assert "attic can give 87.9 KiB (90% of what it offers)" in paused["reason"]
+        assert await swarm.ended() == 1
+    assert "attic ended with exit status 1: --max-memory: 0 MiB are too few" in (tmp_path / "swarm.log").read_text()
 
 
 async def test_a_peer_process_sees_neither_the_model_nor_its_library(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ async def connected(run: Coordinated, *names: str) -> None:
         await run.until_told(PeerEvent, name=name, state="joined")
 
 
-async def test_connected_peers_are_planned_for(tmp_path: Path) -> None:
+async def test_connected_peers_are_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.peer.profile.free_memory_bytes", lambda device: 10**9)
     job = tiny_job(tmp_path, plan={"stages": 2})
     path = tmp_path / "job.yaml"
     path.write_text(dump_job(job))
@@ -37,7 +38,7 @@ async def test_connected_peers_are_planned_for(tmp_path: Path) -> None:
         refused = await run_command(*words)
         assert refused.status == ExitStatus.USAGE
         assert f"no peer has joined {run.address}; start one" in refused.errors
-        run.join("attic", "cellar", memory_bytes=10**9, max_upload=2.5e6)
+        run.join("attic", "cellar", max_upload=2.5e6)
         await connected(run, "attic", "cellar")
         planned = await run_command(*words)
     assert planned.status == ExitStatus.FINISHED, planned.errors
