@@ -7,7 +7,7 @@ latencies, are evidence like any other.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, build_network
@@ -17,6 +17,11 @@ from atoll.protocol.v1 import session_pb2
 
 THE_COORDINATOR = PeerId("the coordinator")
 """How measurements name it: no peer can be called so, for a peer's name has no space."""
+
+FEWEST_ALIKE = 3
+"""Two links may be alike by chance."""
+ALIKE = 1.15
+"""Probes of one line scatter by some percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +64,37 @@ def link_measurements(results: Iterable[ProbeResult]) -> tuple[LinkMeasurement, 
     return tuple(found)
 
 
-def peer_lines(parties: Iterable[ProbeParty]) -> dict[PeerId, PeerLine]:
-    """What the owners allow, and which peers share a line."""
+def peer_lines(parties: Iterable[ProbeParty], measurements: Iterable[LinkMeasurement] = ()) -> dict[PeerId, PeerLine]:
+    """What the owners allow, which peers share a line, and what a line carries, where ``measurements`` tell.
+
+    A probe has a line to itself and so cannot show what two connections share. But a peer that is equally fast towards
+    everybody is so because of its own line.
+    """
+    parties = tuple(parties)
+    location = {party.name: party.location or party.name for party in parties}
+    out: dict[PeerId, list[float]] = {party.name: [] for party in parties}
+    into: dict[PeerId, list[float]] = {party.name: [] for party in parties}
+    for one in measurements:
+        if one.bytes_per_second is None or location.get(one.source, one.source) == location.get(one.target, one.target):
+            continue
+        out.setdefault(one.source, []).append(one.bytes_per_second)
+        into.setdefault(one.target, []).append(one.bytes_per_second)
     return {
         party.name: PeerLine(
+            upload_bytes_per_second=_line_rate(out[party.name]),
+            download_bytes_per_second=_line_rate(into[party.name]),
             max_upload_bytes_per_second=party.max_upload_bytes_per_second,
             max_download_bytes_per_second=party.max_download_bytes_per_second,
             location=party.location,
         )
         for party in parties
     }
+
+
+def _line_rate(rates: Sequence[float]) -> float | None:
+    """What a line carries whose connections are as fast as ``rates``, each by itself; None where they do not tell."""
+    alike = len(rates) >= FEWEST_ALIKE and max(rates) <= min(rates) * ALIKE
+    return max(rates) if alike else None
 
 
 def probed_network(
@@ -78,8 +104,9 @@ def probed_network(
 
     ``traffic`` gives the bytes a second that real traffic has shown from one peer to another; it takes a probe's place.
     """
-    lines = peer_lines(parties)
+    parties = tuple(parties)
     measurements = [*link_measurements(results)]
+    lines = peer_lines(parties, measurements)
     for (source, target), rate in (traffic or {}).items():
         measurements.append(LinkMeasurement(source=source, target=target, bytes_per_second=rate))
     return build_network((*lines, THE_COORDINATOR), measurements, lines).select(tuple(lines))

@@ -72,3 +72,17 @@ def test_caps_and_traffic() -> None:
     assert network.upload[0] == 2e6
     assert network.latency[1, 0] == 0.005
     assert not np.isinf(network.rate[0, 1])
+
+
+def test_a_peer_as_fast_towards_everybody_has_a_line_of_that_rate() -> None:
+    """Homes that send 2.5 MB/s each: what they are sent is as fast as the sender, and tells nothing of what they could take."""
+    parties = [ProbeParty(name=name, machine=name) for name in (A, B, C)]
+    results = [
+        result(A, B, 0.04, 2.5e6, 2.4e6),
+        result(A, C, 0.04, 2.45e6, 2.5e6),
+        result(B, C, 0.04, 2.5e6, 2.5e6),
+        *(result(name, None, 0.04, 2.5e6, 25e6) for name in (A, B, C)),
+    ]
+    network = probed_network(parties, results)
+    assert network.upload == pytest.approx([2.5e6] * 3)
+    assert np.isinf(network.download).all()
