@@ -16,10 +16,8 @@ from atoll.coordinator.planning.processors import full
 from atoll.coordinator.planning.segments import CodecCost, PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
 
-HANDOVER_SECONDS = 4e-4
+HANDOVER_SECONDS = 2e-4
 """At each end of a message: from thread to thread, beside computing."""
-HANDLING_SECONDS = 9e-4
-"""What a processor core is busy with at each end of a message, its acknowledgement and its credit, however small it is."""
 CARRIED_BYTES_PER_SECOND = 1e9
 """What a processor core moves between memory and network, at either end. It matters where computing leaves no core free."""
 
@@ -122,10 +120,7 @@ class Predictor:
         ]
         links = tuple(self._link(layout, stage, chosen[stage]) for stage in range(layout.num_stages - 1))
         for index in full(stages):
-            besides = self._coordinator_seconds(layout, layout.peers[index])
-            stages[index] = _with_messages(
-                stages[index], links[index - 1] if index else None, links[index : index + 1], besides
-            )
+            stages[index] = _with_messages(stages[index], links[index - 1] if index else None, links[index : index + 1])
         return Pipeline(
             stages=tuple(stages),
             links=links,
@@ -174,11 +169,6 @@ class Predictor:
             duplex=self.constraints.duplex,
         )
 
-    def _coordinator_seconds(self, layout: Layout, peer: int) -> float:
-        """What the peer's part of a machine is kept from by the coordinator, which sends every stage its batches."""
-        beside = sum(self.peers[other].beside_coordinator for other in layout.peers)
-        return HANDLING_SECONDS * layout.num_stages / beside if self.peers[peer].beside_coordinator else 0.0
-
     def _exchanges(self, layout: Layout) -> tuple[Exchange, ...]:
         exchanges = []
         for shared in self.segments.shared:
@@ -218,19 +208,13 @@ def _transfer(num_bytes: float, rate: float, latency: float, codec: CodecCost) -
     )
 
 
-def _with_messages(stage: StageTimes, before: Link | None, after: tuple[Link, ...], besides: float) -> StageTimes:
-    """The stage where no core is free to take care of its messages beside computing, nor of what goes on ``besides``."""
-    forward = stage.forward_seconds + besides + HANDLING_SECONDS  # its batch, from the coordinator
-    backward = stage.backward_seconds
+def _with_messages(stage: StageTimes, before: Link | None, after: tuple[Link, ...]) -> StageTimes:
+    """The stage where no core is free to take care of its messages beside computing."""
+    forward, backward = stage.forward_seconds, stage.backward_seconds
     if before is not None:
-        forward += _handling(before.forward, before.forward.decode_seconds)
-        backward += _handling(before.backward, before.backward.encode_seconds)
+        forward += before.forward.decode_seconds + before.forward.num_bytes / CARRIED_BYTES_PER_SECOND
+        backward += before.backward.encode_seconds + before.backward.num_bytes / CARRIED_BYTES_PER_SECOND
     for link in after:
-        forward += _handling(link.forward, link.forward.encode_seconds)
-        backward += _handling(link.backward, link.backward.decode_seconds)
+        forward += link.forward.encode_seconds + link.forward.num_bytes / CARRIED_BYTES_PER_SECOND
+        backward += link.backward.decode_seconds + link.backward.num_bytes / CARRIED_BYTES_PER_SECOND
     return replace(stage, forward_seconds=forward, backward_seconds=backward)
-
-
-def _handling(transfer: Transfer, coding_seconds: float) -> float:
-    """What one end of a message takes of a core; ``coding_seconds`` is until it is handed over."""
-    return coding_seconds - HANDOVER_SECONDS + HANDLING_SECONDS + transfer.num_bytes / CARRIED_BYTES_PER_SECOND

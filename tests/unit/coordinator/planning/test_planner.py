@@ -16,7 +16,7 @@ from atoll.coordinator.planning.costs import Constraints, allowed_bytes
 from atoll.coordinator.planning.cuts import layout_excess
 from atoll.coordinator.planning.pipeline import StageTimes
 from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, as_plan, plan_microbatch, plan_placement
-from atoll.coordinator.planning.prediction import CARRIED_BYTES_PER_SECOND, HANDLING_SECONDS, HANDOVER_SECONDS
+from atoll.coordinator.planning.prediction import CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
 from atoll.coordinator.planning.search import CROWDED
 from atoll.coordinator.planning.segments import RAW, CodecCost, MeasuredSeconds, SharedBytes
 from atoll.coordinator.planning.simulator import simulate
@@ -263,9 +263,9 @@ def test_messages_take_computing_time_where_no_core_is_free() -> None:
         network = network_of([peer.name for peer in peers], 1e9)
         return plan_placement(request_of(equal_segments(3, crossing=1e7), peers, network, num_stages=3)).pipeline.stages
 
-    message = HANDLING_SECONDS + 1e7 / CARRIED_BYTES_PER_SECOND
+    message = HANDOVER_SECONDS + 1e7 / CARRIED_BYTES_PER_SECOND
     extra = [one.forward_seconds - other.forward_seconds for one, other in zip(stages(3), stages(4), strict=True)]
-    assert extra == pytest.approx([HANDLING_SECONDS + ends * message for ends in (1, 2, 1)])
+    assert extra == pytest.approx([message, 2 * message, message])
 
 
 def test_each_direction_has_its_own_codec() -> None:
