@@ -39,6 +39,8 @@ PAIRS = (
     "transform:transform",
     "transform:transform-1.5",
     "transform-1:transform-1",
+    "transform-1:int8",
+    "int8:transform-1",
 )
 VALIDATION_BATCHES = 8
 FIFTHS = ("early", "late")

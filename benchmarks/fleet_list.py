@@ -124,7 +124,7 @@ _ALL = (
     BenchmarkFleet(
         name="recomputing",
         about="two peers that offer little memory and compute activations again",
-        members=(_capped("--max-memory", "220MiB"),) * 2,
+        members=(_capped("--max-memory", "540MiB"),) * 2,
         plan={"recompute": True},
     ),
     BenchmarkFleet(
@@ -140,11 +140,11 @@ _ALL = (
         plan={"pin": {"blocks.1": "peer-1", "blocks.2": "peer-2"}},
     ),
     BenchmarkFleet(
-        name="two-hosts", about="two hosts; figures: 100 Mbps and 20 ms between them", members=(ONE,) * 2, num_hosts=2
+        name="two-hosts", about="two hosts", members=(ONE,) * 2, num_hosts=2
     ),
-    BenchmarkFleet(name="three-hosts", about="three hosts; figures: 50 Mbps up, 40 ms", members=(ONE,) * 3, num_hosts=3),
+    BenchmarkFleet(name="three-hosts", about="three hosts", members=(ONE,) * 3, num_hosts=3),
     BenchmarkFleet(
-        name="four-hosts", about="four hosts; figures: 200 to 50 Mbps, 20 to 40 ms", members=(ONE,) * 4, num_hosts=4
+        name="four-hosts", about="four hosts", members=(ONE,) * 4, num_hosts=4
     ),
 )
 FLEETS = {fleet.name: fleet for fleet in _ALL}

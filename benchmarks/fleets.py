@@ -1,7 +1,7 @@
 """What a plan predicts beside what then happens, over varied fleets of real processes.
 
     python benchmarks/fleets.py                            fleets of this machine; with ATOLL_TEST_HOSTS those of several hosts
-    python benchmarks/fleets.py --fleets one,two-cores     some of them; --list names them all
+    python benchmarks/fleets.py --fleets one,two           some of them; --list names them all
 
 For each fleet a coordinator and peers start, train a GPT for a dozen steps, and end. Prints a row for each fleet and then, as
 the last line, the same as JSON. Measured is the median of the steps under the plan in force, the first two of them left out;
@@ -87,7 +87,6 @@ def measure(fleet: BenchmarkFleet, hosts: Sequence[Host], options: argparse.Name
     words = ["-m", "atoll.coordinator", "run", str(folder / "job.yaml"), "--state", str(state), "--json"]
     words += ["--listen", f"{first.address}:0", "--min-peers", str(len(placed))]
     processes = Processes(folder)
-    events = []
     with processes.limited():
         coordinator = processes.start("coordinator", first, words, threads=1)
         address = address_of(state, coordinator, processes)
