@@ -139,12 +139,8 @@ _ALL = (
         members=(ONE, ONE),
         plan={"pin": {"blocks.1": "peer-1", "blocks.2": "peer-2"}},
     ),
-    BenchmarkFleet(
-        name="two-hosts", about="two hosts", members=(ONE,) * 2, num_hosts=2
-    ),
+    BenchmarkFleet(name="two-hosts", about="two hosts", members=(ONE,) * 2, num_hosts=2),
     BenchmarkFleet(name="three-hosts", about="three hosts", members=(ONE,) * 3, num_hosts=3),
-    BenchmarkFleet(
-        name="four-hosts", about="four hosts", members=(ONE,) * 4, num_hosts=4
-    ),
+    BenchmarkFleet(name="four-hosts", about="four hosts", members=(ONE,) * 4, num_hosts=4),
 )
 FLEETS = {fleet.name: fleet for fleet in _ALL}

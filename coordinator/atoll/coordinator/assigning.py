@@ -37,8 +37,8 @@ def make_assignment(
     addresses: Mapping[PeerId, str],
     first_values: FirstValues,
     state: StateSources,
-    download_shares: Mapping[PeerId, float] | None = None,
-    codecs: Mapping[PeerId, str] | None = None,
+    download_shares: Mapping[PeerId, float],
+    codecs: Mapping[PeerId, str],
 ) -> Assignment:
     """What the peer of ``graph``'s stage is told. Of ``download_shares`` see :func:`share_downloads`; ``codecs`` are for what
     is sent to each neighbour."""
@@ -46,7 +46,7 @@ def make_assignment(
     return Assignment(
         generation=generation,
         graph=graph,
-        neighbours=_neighbours(graph, plan.stages, addresses, download_shares or {}, codecs or {}),
+        neighbours=_neighbours(graph, plan.stages, addresses, download_shares, codecs),
         run_seed=job.training.seed,
         in_flight=stage.in_flight,
         recompute=stage.recompute,

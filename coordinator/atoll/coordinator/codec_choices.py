@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 Ends = tuple[PeerId, PeerId]
 
 MOST_DAMAGE = 0.005
-"""The part of the loss that the codecs of all links together may cost in training, by the guard's estimate. 4-bit integers at
-three boundaries of a GPT came to 1.5 % by it, and the loss at the end was 3.7 % higher; one percent is to be kept."""
+"""The part of the loss that the codecs of all links together may cost in training, by the guard's estimate: half of the one
+percent that is to be kept at the end of a run. How the two hang together has not been measured over whole runs."""
 MOST_GRADIENT_ERROR = 0.4
 """Relative, of gradients. Without bias, 0.2 has cost nothing and 0.65 two or three percent of the loss."""
 MOST_GRADIENT_BIAS = 0.1

@@ -217,9 +217,8 @@ class Conductor:
         self._proposals.clear()
         model, plan, graphs = self._model, instruction.plan, self._proposal.graphs
         members = {member.name: member for member in self._sessions.membership}
-        self._measurements.planned(
-            plan, {name: member.resident_at_join or member.resident_bytes for name, member in members.items()}
-        )
+        before = {name: member.resident_at_join for name, member in members.items()}
+        self._measurements.planned(plan, before, surveyed.factors)
         self._generation = instruction.generation
         self._sessions.advance(instruction.generation)
         self._sender.under(instruction.generation, routes(graphs, plan.peers))

@@ -86,7 +86,7 @@ class Findings:
 
     def kinds(self, peer: PeerId) -> tuple[session_pb2.Measured, ...]:
         """What the peer measured, as its steps have corrected it since."""
-        factor = self._factor(peer)
+        factor = self.factor(peer)
         return tuple(_times(answer, factor) for answer in self._kinds.get(peer, {}).values() if not answer.failure)
 
     def offers(self, peers: Sequence[PeerOffer], measuring: SegmentMeasuring, segments: Segments) -> tuple[PeerOffer, ...]:
@@ -140,7 +140,7 @@ class Findings:
         self._how[peer] = "measured" if combined.seconds is not None else f"estimated: {reason}"
         return Combined(seconds=combined.seconds, reason=reason)
 
-    def _factor(self, peer: PeerId) -> float:
+    def factor(self, peer: PeerId) -> float:
         """How many times longer than measured the peer takes: what its steps have shown, else what those of others on the same
         machine have, for whatever else keeps the machine busy is in its way too."""
         machine = self._machines.get(peer, "")
@@ -153,7 +153,7 @@ class Findings:
         return any(answer.declared for answer in self._kinds.get(peer, {}).values())
 
     def _offer(self, offer: PeerOffer, seconds: MeasuredSeconds | None, usual_shortfall: float) -> PeerOffer:
-        factor = self._factor(offer.name)
+        factor = self.factor(offer.name)
         offer = replace(offer, coordinator_round_trip_seconds=self.coordinator_round_trip_seconds(offer.name))
         if seconds is None:
             shortfall = 1.0 if self._is_declared(offer.name) else usual_shortfall

@@ -3,7 +3,7 @@ and the links' traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from atoll.compression.registry import codec_names
@@ -25,23 +25,24 @@ COMPARED_AT = 3
 
 class Measurements:
     """Takes in reports, gives events. Pure. A plan's memory is compared with the peak of a peer's process beyond what it took
-    before it had a stage: the least that was heard of it. ``observed`` keeps what follows for later plans, ``codecs`` what
+    when it joined. ``observed`` keeps what follows for later plans, ``codecs`` what
     follows for the links."""
 
-    def __init__(self, compression: Compression | None = None) -> None:
+    def __init__(self, compression: Compression) -> None:
         self.observed = Observed()
-        self.codecs = CodecChoices(compression or Compression(), self.observed)
+        self.codecs = CodecChoices(compression, self.observed)
         self._plan: Plan | None = None
         self._before: dict[PeerId, int] = {}
         self._largest: dict[PeerId, int] = {}
         self._steps: list[float] = []
         self._links: dict[tuple[str, str, str], LinkEvent] = {}
 
-    def planned(self, plan: Plan, resident_before: dict[PeerId, int]) -> None:
-        """A new plan is being loaded by peers whose processes have these sizes; those that had a stage before were smaller."""
-        self.observed.planned(plan)
+    def planned(self, plan: Plan, resident_before: Mapping[PeerId, int], factors: Mapping[PeerId, float]) -> None:
+        """A new plan is being loaded by peers whose processes had these sizes before they had a stage. Of ``factors`` see
+        :meth:`Observed.planned`."""
+        self.observed.planned(plan, factors)
         self._plan = plan
-        self._before = {peer: min(size, self._before.get(peer, size)) for peer, size in resident_before.items()}
+        self._before = dict(resident_before)
         self._largest = {}
         self._steps = []
 
@@ -51,7 +52,7 @@ class Measurements:
         self._largest[peer] = max(self._largest.get(peer, 0), report.resident_bytes)
         uses = [use for use in message.report.links if self._is_ours(peer, use)]
         self.observed.reported(peer, message.report)
-        self.observed.carried(peer, uses)
+        self.observed.carried(peer, uses, evaluation=message.report.evaluation)
         self.codecs.carried(uses)
         for use in uses:
             event = LinkEvent(
@@ -83,7 +84,7 @@ class Measurements:
         return median(steady) if steady else 0.0
 
     def grown_bytes(self, peer: PeerId) -> int:
-        """By how much the peer's process has grown since it got its stage."""
+        """By how much the peer's process has grown since it joined, at its peak under this plan."""
         return max(0, self._largest.get(peer, 0) - self._before.get(peer, 0))
 
     def link_bytes(self, source: PeerId, target: PeerId) -> int:

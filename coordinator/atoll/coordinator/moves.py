@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 from atoll.coordinator.first_values import held_specs
 from atoll.protocol.graph import StageGraph
@@ -25,14 +26,7 @@ def donations(
             if peer in owners or not owners:
                 continue
             donor = min(owners, key=lambda owner: (given.get(owner, 0), owner))
-            given[donor] = given.get(donor, 0) + _num_bytes(spec.shape)
+            given[donor] = given.get(donor, 0) + prod(spec.shape) * spec.dtype.itemsize
             parts.setdefault(donor, []).append(spec.name)
         found[peer] = {donor: tuple(names) for donor, names in parts.items()}
     return found
-
-
-def _num_bytes(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -30,6 +30,7 @@ class _Peer:
     slowdown: float = 1.0
     baked: float = 1.0
     steps: int = 0
+    seen: bool = False
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
 
 
@@ -47,14 +48,14 @@ class Observed:
         self._peers: dict[PeerId, _Peer] = {}
         self._links: dict[tuple[PeerId, PeerId], _Link] = {}
 
-    def planned(self, plan: Plan) -> None:
-        """A new plan, made with the factors of now, is in force."""
-        for peer in self._peers.values():
-            peer.baked *= peer.slowdown
+    def planned(self, plan: Plan, factors: Mapping[PeerId, float]) -> None:
+        """A new plan is in force, made in the belief that peers take ``factors`` times longer than was measured."""
+        for name, peer in self._peers.items():
+            peer.baked = factors.get(name, peer.baked * peer.slowdown)
             peer.slowdown, peer.predicted, peer.steps = 1.0, None, 0
             peer.seconds.clear()
         for stage in plan.stages:
-            peer = self._peers.setdefault(stage.peer, _Peer())
+            peer = self._peers.setdefault(stage.peer, _Peer(baked=factors.get(stage.peer, 1.0)))
             peer.predicted = stage.step_compute_seconds or None
         for link in self._links.values():
             link.step_seconds.clear()
@@ -67,14 +68,15 @@ class Observed:
         peer.steps += 1
         if peer.steps <= WARMING_STEPS:
             return
+        peer.seen = True
         peer.seconds.append(report.compute_seconds)
         if peer.predicted is not None:
             ratio = min(max(report.compute_seconds / peer.predicted, 1.0 / LARGEST_FACTOR), LARGEST_FACTOR)
             # The average of logarithms: twice as slow and twice as fast are equally far.
             peer.slowdown = math.exp(_follow(math.log(peer.slowdown), math.log(ratio), WEIGHT if peer.steps > 2 else 1.0))
 
-    def carried(self, name: PeerId, uses: Iterable[session_pb2.LinkUse]) -> None:
-        """What a peer's links have carried since it started, told after each step."""
+    def carried(self, name: PeerId, uses: Iterable[session_pb2.LinkUse], *, evaluation: bool = False) -> None:
+        """What a peer's links have carried since it started, told after each step; an evaluation is no step of training."""
         busy: dict[PeerId, float] = {}
         for use in uses:
             target = PeerId(use.target)
@@ -85,7 +87,7 @@ class Observed:
         for target, total in busy.items():
             link = self._links[name, target]
             seconds, link.seconds = total - link.seconds, total
-            if math.isfinite(seconds) and seconds >= 0.0:  # else the peer has started anew
+            if not evaluation and math.isfinite(seconds) and seconds >= 0.0:  # below zero, the peer has started anew
                 link.step_seconds.append(seconds)
 
     def forget(self, name: PeerId) -> None:
@@ -105,7 +107,7 @@ class Observed:
     def is_seen(self, name: PeerId) -> bool:
         """Whether a step has shown anything of the peer's speed."""
         peer = self._peers.get(name)
-        return peer is not None and (peer.baked != 1.0 or peer.steps > WARMING_STEPS)
+        return peer is not None and peer.seen
 
     def compute_seconds(self, name: PeerId) -> float:
         """The middle of what the peer's last steps took; 0 before there are any."""

@@ -7,6 +7,7 @@ latencies, are evidence like any other.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,22 +68,22 @@ def link_measurements(results: Iterable[ProbeResult]) -> tuple[LinkMeasurement, 
 def peer_lines(parties: Iterable[ProbeParty], measurements: Iterable[LinkMeasurement] = ()) -> dict[PeerId, PeerLine]:
     """What the owners allow, which peers share a line, and what a line carries, where ``measurements`` tell.
 
-    A probe has a line to itself and so cannot show what two connections share. But a peer that is equally fast towards
-    everybody is so because of its own line.
+    A probe has a line to itself and so cannot show what two connections share. But who is equally fast towards everybody is
+    taken to be so because of the own line; where it is all others that are equally slow, that is too little.
     """
     parties = tuple(parties)
     location = {party.name: party.location or party.name for party in parties}
-    out: dict[PeerId, list[float]] = {party.name: [] for party in parties}
-    into: dict[PeerId, list[float]] = {party.name: [] for party in parties}
+    out: defaultdict[str, list[float]] = defaultdict(list)
+    into: defaultdict[str, list[float]] = defaultdict(list)
     for one in measurements:
-        if one.bytes_per_second is None or location.get(one.source, one.source) == location.get(one.target, one.target):
-            continue
-        out.setdefault(one.source, []).append(one.bytes_per_second)
-        into.setdefault(one.target, []).append(one.bytes_per_second)
+        source, target = location.get(one.source, one.source), location.get(one.target, one.target)
+        if one.bytes_per_second is not None and source != target:
+            out[source].append(one.bytes_per_second)
+            into[target].append(one.bytes_per_second)
     return {
         party.name: PeerLine(
-            upload_bytes_per_second=_line_rate(out[party.name]),
-            download_bytes_per_second=_line_rate(into[party.name]),
+            upload_bytes_per_second=_line_rate(out[location[party.name]]),
+            download_bytes_per_second=_line_rate(into[location[party.name]]),
             max_upload_bytes_per_second=party.max_upload_bytes_per_second,
             max_download_bytes_per_second=party.max_download_bytes_per_second,
             location=party.location,

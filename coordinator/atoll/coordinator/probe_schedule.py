@@ -1,4 +1,4 @@
-"""Which links are probed, and when: rounds in which no peer and no machine takes part twice. Pure.
+"""Which links are probed, in which order, and what a probe occupies meanwhile. Pure; ``survey_plan`` says when.
 
 Up to SMALL_FLEET lines to the network every two are measured against each other; beyond that each against about log2 of their
 number plus two, at distances that grow geometrically around a circle, so that what is measured is connected and spreads. Peers
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeAlias
 
 from atoll.coordinator.membership import Introduction
 from atoll.protocol.channel import parse_address
@@ -21,13 +22,14 @@ from atoll.protocol.ids import PeerId
 SMALL_FLEET = 6
 """Lines of which all pairs are measured: 15 probes, a few at a time."""
 FEW_TO_COORDINATOR = 16
-"""With more lines than this only latency to the coordinator is measured: its rate would take a round a line."""
+"""With more lines than this only latency to the coordinator is measured: its rate would take them one after the other."""
 LATENCIES_AT_ONCE = 8
-"""Peers that may measure their latency to the coordinator in one round: a few small messages each."""
+"""Peers that may measure their latency to the coordinator at the same time: a few small messages each."""
 
-_Place = tuple[str, str]
-"""What a probe occupies: a peer, a machine, a line or the coordinator, by name."""
-_COORDINATOR: _Place = ("coordinator", "")
+Place: TypeAlias = tuple[str, str]
+"""A peer, a machine, a line or the coordinator, by name."""
+Places: TypeAlias = Mapping[Place, int]
+"""What is occupied, each with how many may occupy it at the same time as this one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +73,37 @@ def probe_party(introduction: Introduction) -> ProbeParty:
     )
 
 
-def probe_rounds(
-    peers: Sequence[ProbeParty], *, known: Iterable[ProbePair] = (), coordinator: bool = True
-) -> tuple[tuple[ProbePair, ...], ...]:
-    """The probes to make, one round after the other, the same for any order of ``peers``.
+def probe_pairs(peers: Sequence[ProbeParty], *, known: Iterable[ProbePair] = ()) -> tuple[ProbePair, ...]:
+    """The probes to make, the same for any order of ``peers``. Those whose places are wanted by the most others come first, for
+    they decide how long it all takes.
 
-    ``known`` are pairs that were measured before, in either direction, and are left out; ``coordinator`` says whether each line
-    is measured to the coordinator as well.
+    ``known`` are pairs that were measured before, in either direction, and are left out.
     """
     parties = {party.name: party for party in sorted(peers, key=lambda party: party.name)}
     assert len(parties) == len(peers), "names are distinct"
     lines = _lines(list(parties.values()))
-    pairs = [*_pairs_between(lines), *_pairs_within(list(parties.values()))]
-    if coordinator:
-        pairs += _pairs_with_coordinator(lines)
+    pairs = [*_pairs_between(lines), *_pairs_within(list(parties.values())), *_pairs_with_coordinator(lines)]
     done = {frozenset((pair.source, pair.target)) for pair in known}
-    return _rounds([pair for pair in pairs if frozenset((pair.source, pair.target)) not in done], parties)
+    places = {pair: places_of(pair, parties) for pair in pairs if frozenset((pair.source, pair.target)) not in done}
+    load = Counter(place for its in places.values() for place in its)
+    return tuple(sorted(places, key=lambda pair: -max(load[place] / room for place, room in places[pair].items())))
+
+
+def processors_of(party: ProbeParty) -> Places:
+    """What computing on a peer occupies."""
+    return {("peer", party.name): 1, **({("machine", party.machine): 1} if party.machine else {})}
+
+
+def places_of(pair: ProbePair, parties: Mapping[PeerId, ProbeParty]) -> Places:
+    """What a probe of this pair occupies."""
+    places: dict[Place, int] = {}
+    for end in (parties[name] for name in (pair.source, pair.target) if name is not None):
+        places.update(processors_of(end))
+        if end.host:
+            places["host", end.host] = 1
+    if pair.target is None:
+        places["coordinator", ""] = LATENCIES_AT_ONCE if pair.latency_only else 1
+    return places
 
 
 def _lines(parties: Sequence[ProbeParty]) -> list[ProbeParty]:
@@ -132,32 +149,3 @@ def _pairs_with_coordinator(lines: Sequence[ProbeParty]) -> Iterator[ProbePair]:
     latency_only = len(lines) > FEW_TO_COORDINATOR
     for line in lines:
         yield ProbePair(source=line.name, target=None, latency_only=latency_only)
-
-
-def _rounds(pairs: Sequence[ProbePair], parties: Mapping[PeerId, ProbeParty]) -> tuple[tuple[ProbePair, ...], ...]:
-    """Greedy, the pairs of the busiest places first: those decide how many rounds there must be."""
-    left = {pair: _places(pair, parties) for pair in pairs}
-    rounds = []
-    while left:
-        load = Counter(place for places in left.values() for place in places)
-        order = sorted(left, key=lambda pair: -max(load[place] for place in left[pair]))
-        occupied: Counter[_Place] = Counter()
-        chosen = []
-        for pair in order:
-            room = LATENCIES_AT_ONCE if pair.latency_only else 1
-            if all(occupied[place] < (room if place == _COORDINATOR else 1) for place in left[pair]):
-                occupied.update(left[pair])
-                chosen.append(pair)
-        for pair in chosen:
-            del left[pair]
-        rounds.append(tuple(chosen))
-    return tuple(rounds)
-
-
-def _places(pair: ProbePair, parties: Mapping[PeerId, ProbeParty]) -> frozenset[_Place]:
-    """What a probe of this pair occupies."""
-    ends = [parties[name] for name in (pair.source, pair.target) if name is not None]
-    places: set[_Place] = {("peer", end.name) for end in ends}
-    places |= {("machine", end.machine) for end in ends if end.machine}
-    places |= {("host", end.host) for end in ends if end.host}
-    return frozenset(places | ({_COORDINATOR} if pair.target is None else set()))

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.coordinator.data.feed import Feed
@@ -21,7 +21,7 @@ from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.probe_results import ProbeResult, probe_result
-from atoll.coordinator.probe_schedule import ProbeParty, probe_party, probe_rounds
+from atoll.coordinator.probe_schedule import ProbeParty, probe_pairs, probe_party
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.segment_measuring import SegmentMeasuring, prepare_measuring
 from atoll.coordinator.sessions import Sessions
@@ -35,11 +35,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surveyed:
-    """What a plan is made with; ``events`` are what is new, to be told."""
+    """What a plan is made with: ``offers`` count on each peer taking ``factors`` times longer than it measured. ``events`` are
+    what is new, to be told."""
 
     offers: tuple[PeerOffer, ...]
+    factors: Mapping[PeerId, float]
     network: Network
-    events: tuple[MeasurementEvent, ...] = ()
+    events: tuple[MeasurementEvent, ...]
 
 
 class Surveyor:
@@ -81,27 +83,18 @@ class Surveyor:
         own_round = self._round
         self._changed.set()
         parties = self._parties(offer.name for offer in peers)
-        rounds = probe_rounds(parties, known=survey.known_pairs)
-        survey.aim(parties, [pair for pairs in rounds for pair in pairs])
+        survey.aim(parties, probe_pairs(parties, known=survey.known_pairs))
         began = time.monotonic()
         await self._carry_out(survey, measuring, generation, lambda: self._round != own_round, progress)
         _log.info("surveyed %d peers in %.1f s", len(parties), time.monotonic() - began)
         self.findings.give_up(survey.take_given_up())
-        surveyed = self._surveyed(measuring, parties, peers)
-        names = [party.name for party in parties]
-        return replace(surveyed, events=self.findings.news(names, surveyed.network, measuring))
-
-    async def known(self, peers: Sequence[PeerOffer]) -> Surveyed:
-        """What is known of ``peers`` already; nothing is asked of them."""
-        _, measuring = await self._prepare()
-        return self._surveyed(measuring, self._parties(offer.name for offer in peers), peers)
-
-    def _surveyed(self, measuring: SegmentMeasuring, parties: Sequence[ProbeParty], peers: Sequence[PeerOffer]) -> Surveyed:
         assert self._model is not None
         network = self.findings.network(parties, [offer.name for offer in peers])
         return Surveyed(
             offers=self.findings.offers(peers, measuring, self._model.segments),
+            factors={offer.name: self.findings.factor(offer.name) for offer in peers},
             network=network,
+            events=self.findings.news([party.name for party in parties], network, measuring),
         )
 
     def network(self) -> Network:
@@ -166,7 +159,7 @@ class Surveyor:
         if self._survey is None:
             return  # nothing was asked
         if message.HasField("measured"):
-            if self._survey.measured(peer, message.measured.kind, message.measured.failure):
+            if self._survey.measured(peer, message.measured.kind, time.monotonic(), message.measured.failure):
                 self.findings.measured(peer, message.measured)
         else:
             self._probed(self._survey, peer, message.probed)

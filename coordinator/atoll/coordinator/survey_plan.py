@@ -7,17 +7,16 @@ given up is remembered until the peer is gone, so that the next plan asks for wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from atoll.coordinator.probe_schedule import ProbePair, ProbeParty
+from atoll.coordinator.probe_schedule import Place, Places, ProbePair, ProbeParty, places_of, processors_of
 from atoll.protocol.ids import PeerId
 
 Ends: TypeAlias = frozenset[PeerId | None]
 """Both ends of a link, in no order."""
-Place: TypeAlias = tuple[str, str]
-"""What a request occupies: a peer, a machine, a line or the coordinator, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ class GivenUp:
 @dataclass(slots=True)
 class _Running:
     request: Request
-    places: frozenset[Place]
+    places: Places
     deadline: float
     open_kinds: set[str] = field(default_factory=set)
 
@@ -130,18 +129,22 @@ class Survey:
         for entry in [entry for entry in self._running if entry.deadline <= now]:
             self._running.remove(entry)
             self._unanswered(entry)
+        held = Counter(place for entry in self._running for place in entry.places)
         begun: list[Request] = []
         for peer, party in self._parties.items():
             kinds = self._missing(peer)
-            if kinds and not self._is_busy(places := _processors(party)):
+            if kinds and _has_room(places := processors_of(party), held):
                 begun.append(self._measure(peer, kinds, places, now))
+                held.update(places.keys())
         for pair in self._pairs:
-            if self._is_open(pair) and not self._is_busy(places := self._places_of(pair)):
-                begun.extend(self._probe(pair, places, now))
+            if self._is_open(pair) and _has_room(places := places_of(pair, self._parties), held):
+                for request in self._probe(pair, places, now):
+                    begun.append(request)
+                    held.update(places.keys())
         return tuple(begun)
 
-    def measured(self, peer: PeerId, kind: str, failure: str = "") -> bool:
-        """The peer has answered for a kind. False when it was never asked."""
+    def measured(self, peer: PeerId, kind: str, now: float, failure: str = "") -> bool:
+        """The peer has answered for a kind, at ``now``. False when it was never asked."""
         if kind not in self._asked_kinds.get(peer, ()):
             return False
         self._silent.discard(peer)
@@ -151,7 +154,7 @@ class Survey:
         for entry in list(self._running):
             if isinstance(entry.request, MeasureKinds) and entry.request.peer == peer and kind in entry.open_kinds:
                 entry.open_kinds.discard(kind)
-                entry.deadline += self._limits.kind_seconds
+                entry.deadline = now + self._limits.kind_seconds
                 if not entry.open_kinds:
                     self._running.remove(entry)
         return True
@@ -198,23 +201,13 @@ class Survey:
     def _is_open(self, pair: ProbePair) -> bool:
         return _ends(pair) not in self._settled_pairs
 
-    def _is_busy(self, places: frozenset[Place]) -> bool:
-        return any(places & entry.places for entry in self._running)
-
-    def _places_of(self, pair: ProbePair) -> frozenset[Place]:
-        """What a probe occupies. Measuring its latency alone does not disturb the coordinator."""
-        parties = [self._parties[end] for end in _ends(pair) if end is not None]
-        places = {place for party in parties for place in _processors(party)}
-        places |= {("host", party.host) for party in parties if party.host}
-        return frozenset(places | ({("coordinator", "")} if pair.target is None and not pair.latency_only else set()))
-
-    def _measure(self, peer: PeerId, kinds: tuple[str, ...], places: frozenset[Place], now: float) -> MeasureKinds:
+    def _measure(self, peer: PeerId, kinds: tuple[str, ...], places: Places, now: float) -> MeasureKinds:
         request = MeasureKinds(peer=peer, kinds=kinds)
         self._asked_kinds.setdefault(peer, set()).update(kinds)
         self._running.append(_Running(request, places, now + self._limits.kind_seconds, set(kinds)))
         return request
 
-    def _probe(self, pair: ProbePair, places: frozenset[Place], now: float) -> Iterable[ProbeLink]:
+    def _probe(self, pair: ProbePair, places: Places, now: float) -> Iterable[ProbeLink]:
         """A probe from that end which has not tried yet; nothing when there is none left."""
         tried = self._tried.get(_ends(pair), {})
         ways = (pair,) if pair.target is None else (pair, replace(pair, source=pair.target, target=pair.source))
@@ -250,5 +243,5 @@ def _ends(pair: ProbePair) -> Ends:
     return frozenset((pair.source, pair.target))
 
 
-def _processors(party: ProbeParty) -> frozenset[Place]:
-    return frozenset({("peer", party.name), ("machine", party.machine)} if party.machine else {("peer", party.name)})
+def _has_room(places: Places, held: Mapping[Place, int]) -> bool:
+    return all(held.get(place, 0) < room for place, room in places.items())

@@ -80,7 +80,7 @@ class Run:
             for one, other in ((A, B), (B, A))
         ]
         offers = [PeerOffer(name=peer, flops_per_second=1e9, memory_bytes=10**9, machine=machine) for peer in (A, B)]
-        self.observed.planned(plan())
+        self.observed.planned(plan(), {})
         self.first = self.choices.planned(
             plan(),
             graphs(),

@@ -52,8 +52,8 @@ def measure(findings: Findings, peer: PeerId, seconds: float) -> None:
         findings.measured(peer, answer)
 
 
-def run(observed: Observed, peer: PeerId, predicted: float, took: float) -> None:
-    """The peer's stage does some steps."""
+def run(findings: Findings, observed: Observed, peer: PeerId, predicted: float, took: float) -> None:
+    """The peer's stage does some steps, under a plan that counts on what was found out."""
     stage = StagePlan(
         stage=StageIndex(0),
         peer=peer,
@@ -66,7 +66,7 @@ def run(observed: Observed, peer: PeerId, predicted: float, took: float) -> None
         sent_bytes=0,
         step_compute_seconds=predicted,
     )
-    observed.planned(Plan(stages=(stage,), spares=(), step_seconds=predicted))
+    observed.planned(Plan(stages=(stage,), spares=(), step_seconds=predicted), {one: findings.factor(one) for one in (A, B, C)})
     for _ in range(3):
         observed.reported(peer, session_pb2.StageReport(compute_seconds=took))
 
@@ -79,7 +79,7 @@ def test_kinds_become_positions_and_steps_correct_them(measuring: SegmentMeasuri
     assert before.measured is not None
     assert before.measured.forward == (0.0, 0.5, 1.0, 1.5)
     assert findings.how_measured(A) == "measured"
-    run(observed, A, predicted=1.0, took=2.0)
+    run(findings, observed, A, predicted=1.0, took=2.0)
     (after,) = findings.offers([offer(A)], measuring, SEGMENTS)
     assert after.measured is not None
     assert after.measured.update == pytest.approx((0.0, 1.0, 2.0, 3.0))
@@ -105,9 +105,14 @@ def test_what_slows_a_machine_slows_all_its_peers(measuring: SegmentMeasuring) -
         measure(findings, peer, 0.5)
     offers = [offer(A, "one"), offer(B, "one"), offer(C, "two")]
     findings.offers(offers, measuring, SEGMENTS)
-    run(observed, A, predicted=1.0, took=3.0)
-    seconds = [found.measured.forward[-1] for found in findings.offers(offers, measuring, SEGMENTS) if found.measured]
-    assert seconds == pytest.approx([4.5, 4.5, 1.5])
+    run(findings, observed, A, predicted=1.0, took=3.0)
+
+    def counted_on() -> list[float]:
+        return [found.measured.forward[-1] for found in findings.offers(offers, measuring, SEGMENTS) if found.measured]
+
+    assert counted_on() == pytest.approx([4.5, 4.5, 1.5])
+    run(findings, observed, B, predicted=3.0, took=3.0)
+    assert counted_on() == pytest.approx([4.5, 4.5, 1.5]), "what was counted on came true"
 
 
 def test_news_is_told_once_with_what_is_counted_on_instead(measuring: SegmentMeasuring) -> None:

@@ -8,6 +8,7 @@ from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
 from atoll.protocol.ids import NodeIndex, PeerId, StageIndex
+from atoll.protocol.job import Compression
 from atoll.protocol.v1 import session_pb2
 
 A, B = PeerId("a"), PeerId("b")
@@ -74,8 +75,8 @@ def compared(events: Iterable[object]) -> dict[tuple[str, str, str], tuple[float
 
 
 def test_each_prediction_stands_beside_its_measurement() -> None:
-    measurements = Measurements()
-    measurements.planned(plan(), {A: 4000, B: 4000})
+    measurements = Measurements(Compression())
+    measurements.planned(plan(), {A: 4000, B: 4000}, {})
     told = compared(after_steps(measurements, 3))
     assert {key: (predicted, round(measured, 9)) for key, (predicted, measured) in told.items()} == {
         ("step_seconds", "", ""): (0.5, 0.75),
@@ -91,8 +92,8 @@ def test_each_prediction_stands_beside_its_measurement() -> None:
 
 
 def test_predictions_and_links_are_told_after_three_steps_and_every_ten() -> None:
-    measurements = Measurements()
-    measurements.planned(plan(), {})
+    measurements = Measurements(Compression())
+    measurements.planned(plan(), {}, {})
     assert after_steps(measurements, 2) == []
     told = after_steps(measurements, 10)
     assert compared(told)
@@ -100,8 +101,8 @@ def test_predictions_and_links_are_told_after_three_steps_and_every_ten() -> Non
 
 
 def test_without_a_step_there_is_nothing_to_compare() -> None:
-    measurements = Measurements()
+    measurements = Measurements(Compression())
     assert list(measurements.predictions()) == []
-    measurements.planned(plan(), {})
+    measurements.planned(plan(), {}, {})
     assert list(measurements.predictions()) == []
     assert measurements.step_seconds == 0.0

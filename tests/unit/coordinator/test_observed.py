@@ -43,7 +43,7 @@ def use(target: PeerId, seconds: float, rate: float = 0.0, direction: str = "for
 
 def test_a_peer_is_as_slow_as_its_steps_show() -> None:
     observed = Observed()
-    observed.planned(plan(a=0.5, b=0.5))
+    observed.planned(plan(a=0.5, b=0.5), {})
     observed.reported(A, report(9.0))  # warming up
     assert observed.slowdown(A) == 1.0
     observed.reported(A, report(1.0))
@@ -55,7 +55,7 @@ def test_a_peer_is_as_slow_as_its_steps_show() -> None:
 
 def test_one_slow_step_changes_little_and_many_change_all() -> None:
     observed = Observed()
-    observed.planned(plan(a=1.0))
+    observed.planned(plan(a=1.0), {})
     for _ in range(5):
         observed.reported(A, report(1.0))
     observed.reported(A, report(10.0))
@@ -68,11 +68,11 @@ def test_one_slow_step_changes_little_and_many_change_all() -> None:
 
 def test_a_new_plan_is_made_with_what_was_seen_and_judged_by_itself() -> None:
     observed = Observed()
-    observed.planned(plan(a=1.0))
+    observed.planned(plan(a=1.0), {})
     for _ in range(2):
         observed.reported(A, report(3.0))
     assert observed.factor(A) == pytest.approx(3.0)
-    observed.planned(plan(a=6.0))  # two layers now, and three times as slow each as was measured
+    observed.planned(plan(a=6.0), {A: 3.0})  # two layers now, and three times as slow each as was measured
     assert observed.slowdown(A) == 1.0
     assert observed.factor(A) == pytest.approx(3.0)
     for _ in range(2):
@@ -82,10 +82,32 @@ def test_a_new_plan_is_made_with_what_was_seen_and_judged_by_itself() -> None:
     assert observed.factor(A) == 1.0
 
 
+def test_a_plan_is_judged_by_what_it_counted_on() -> None:
+    """A step that came while the plan was being made is not in it."""
+    observed = Observed()
+    observed.planned(plan(a=1.0), {})
+    for _ in range(2):
+        observed.reported(A, report(3.0))
+    observed.planned(plan(a=2.0), {A: 2.0})
+    assert observed.is_seen(A)
+    for _ in range(2):
+        observed.reported(A, report(3.0))
+    assert observed.slowdown(A) == pytest.approx(1.5)
+    assert observed.factor(A) == pytest.approx(3.0)
+
+
+def test_an_evaluation_is_no_step_of_a_link() -> None:
+    observed = Observed()
+    observed.carried(A, [use(B, 1.0)])
+    observed.carried(A, [use(B, 6.0)], evaluation=True)
+    observed.carried(A, [use(B, 7.0)])
+    assert observed.transfer_seconds(A, B) == 1.0
+
+
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 0.0])
 def test_nonsense_is_no_measurement(seconds: float) -> None:
     observed = Observed()
-    observed.planned(plan(a=1.0))
+    observed.planned(plan(a=1.0), {})
     for _ in range(3):
         observed.reported(A, report(seconds))
     assert observed.slowdown(A) == 1.0

@@ -86,3 +86,15 @@ def test_a_peer_as_fast_towards_everybody_has_a_line_of_that_rate() -> None:
     network = probed_network(parties, results)
     assert network.upload == pytest.approx([2.5e6] * 3)
     assert np.isinf(network.download).all()
+
+
+def test_peers_at_one_address_share_the_rate_of_their_line() -> None:
+    d, e = PeerId("d"), PeerId("e")
+    parties = [
+        ProbeParty(name=A, host="10.0.0.1"),
+        ProbeParty(name=B, host="10.0.0.1"),
+        *(ProbeParty(name=name) for name in (C, d, e)),
+    ]
+    results = [result(A, other, 0.04, 20e6, 1e9 / (index + 1)) for index, other in enumerate((C, d, e))]
+    network = probed_network(parties, results)
+    assert network.upload[:2] == pytest.approx([20e6, 20e6])

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.probe_schedule import ProbePair, ProbeParty
+from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE, ProbePair, ProbeParty
 from atoll.coordinator.survey_plan import GivenUp, MeasureKinds, ProbeLink, Request, Survey, SurveyLimits
 from atoll.protocol.ids import PeerId
 
@@ -30,13 +30,13 @@ def aimed(parties: Iterable[ProbeParty], pairs: Iterable[ProbePair]) -> Survey:
     return survey
 
 
-def answer(survey: Survey, request: Request, failure: str = "") -> None:
+def answer(survey: Survey, request: Request, failure: str = "", now: float = 0.0) -> None:
     if isinstance(request, ProbeLink):
         assert survey.awaited(request.peer, request.number) == request
         survey.probed(request, failure)
         return
     for kind in request.kinds:
-        assert survey.measured(request.peer, kind, failure)
+        assert survey.measured(request.peer, kind, now, failure)
 
 
 def test_peers_of_one_machine_measure_one_after_the_other_and_machines_at_once() -> None:
@@ -74,6 +74,17 @@ def test_latencies_to_the_coordinator_do_not_wait_for_each_other() -> None:
     assert len(survey.advance(1.0)) == 2
 
 
+def test_the_coordinator_is_asked_for_so_many_latencies_at_once() -> None:
+    names = [f"peer-{index}" for index in range(LATENCIES_AT_ONCE + 3)]
+    survey = aimed([party(name) for name in names], [pair(name, None, latency_only=True) for name in names])
+    for request in survey.advance(0.0):
+        answer(survey, request)
+    begun = survey.advance(1.0)
+    assert len(begun) == LATENCIES_AT_ONCE
+    answer(survey, begun[0])
+    assert len(survey.advance(2.0)) == 1
+
+
 def test_a_peer_that_does_not_measure_is_given_up_and_its_links_are_probed_from_the_other_end() -> None:
     survey = aimed([party("a"), party("b")], [pair("a", "b"), pair("a", None)])
     answer(survey, survey.advance(0.0)[1])
@@ -94,12 +105,12 @@ def test_a_peer_that_does_not_measure_is_given_up_and_its_links_are_probed_from_
 def test_each_answer_gives_time_for_the_next_kind() -> None:
     survey = aimed([party("a")], [])
     survey.advance(0.0)
-    survey.measured(PeerId("a"), "embedding")
-    assert survey.deadline == 20.0
-    survey.advance(20.0)
+    survey.measured(PeerId("a"), "embedding", 4.0)
+    assert survey.deadline == 14.0
+    survey.advance(14.0)
     assert survey.finished
     assert [given.reason for given in survey.take_given_up()] == ["it did not answer within 10 s"]
-    assert survey.measured(PeerId("a"), "block"), "late is better than never"
+    assert survey.measured(PeerId("a"), "block", 15.0), "late is better than never"
 
 
 def test_a_probe_that_fails_is_tried_from_the_other_end_once() -> None:
@@ -139,9 +150,9 @@ def test_what_is_known_is_not_asked_again_until_the_peer_is_gone() -> None:
 
 def test_nobody_answers_for_what_was_not_asked() -> None:
     survey = aimed([party("a"), party("b")], [pair("a", "b")])
-    assert not survey.measured(PeerId("a"), "block")
+    assert not survey.measured(PeerId("a"), "block", 0.0)
     survey.advance(0.0)
-    assert not survey.measured(PeerId("a"), "something else")
+    assert not survey.measured(PeerId("a"), "something else", 0.0)
     assert survey.awaited(PeerId("a"), 1) is None
 
 
@@ -179,7 +190,7 @@ def test_no_machine_is_in_two_things_and_all_ends_whoever_is_silent(data: st.Dat
         answers: bool = data.draw(st.booleans(), label="answers")
         if waiting and answers:
             failure = data.draw(st.sampled_from(["", "it cannot"]), label="how")
-            answer(survey, data.draw(st.sampled_from(waiting), label="who"), failure)
+            answer(survey, data.draw(st.sampled_from(waiting), label="who"), failure, now)
         elif survey.running:
             now = survey.deadline
     assert now <= len(names) * 10.0 * len(KINDS) + 2 * len(ends) * 3.0

@@ -3,11 +3,12 @@ stand for them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.coordinator.cli.exits import UsageError
+from atoll.protocol.job_errors import listed
 
 if TYPE_CHECKING:
     from atoll.coordinator.planning.fleet import Fleet
@@ -81,7 +82,7 @@ def not_imitated(fleet: Fleet, cores: int) -> str:
     threads = sum(peer.threads or 0 for peer in fleet.peers)
     sentences = []
     if missing:
-        sentences.append(f"one machine does not imitate {_listed(missing)} of the fleet file")
+        sentences.append(f"one machine does not imitate {listed(missing, 'and')} of the fleet file")
     if threads > cores:
         sentences.append(f"its {threads} threads share the {cores} cores of this machine")
     return "; ".join(sentences)
@@ -93,7 +94,3 @@ def _missing(fleet: Fleet) -> Iterator[str]:
             yield key
     if fleet.links:
         yield "links"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, build_network
-from atoll.coordinator.probe_schedule import ProbeParty, probe_rounds
+from atoll.coordinator.probe_schedule import ProbeParty, probe_pairs
 from atoll.protocol.ids import PeerId
 
 Matrix = npt.NDArray[np.float64]
@@ -21,7 +21,7 @@ def probed(rate: Matrix, latency: Matrix | None = None) -> Network:
     names = [PeerId(f"peer-{index:03}") for index in range(len(rate))]
     index = {name: position for position, name in enumerate(names)}
     measured = []
-    for pair in (pair for one in probe_rounds([ProbeParty(name=name) for name in names], coordinator=False) for pair in one):
+    for pair in (pair for pair in probe_pairs([ProbeParty(name=name) for name in names]) if pair.target is not None):
         assert pair.target is not None
         for source, target in ((pair.source, pair.target), (pair.target, pair.source)):
             place = index[source], index[target]
