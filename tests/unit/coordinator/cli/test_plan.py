@@ -114,6 +114,9 @@ def test_failures_cost_speed(files: tuple[str, str]) -> None:
     answer = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
     assert answer["failures_per_hour"] == 60.0
     assert 0.9 < answer["goodput_tokens_per_second"] / answer["predicted_tokens_per_second"] < 0.95
+    words[-1] = "1000000"
+    people = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "goodput      0 tokens/s with 1e+06 failures an hour" in people
 
 
 @pytest.mark.parametrize("flags", [[], ["--fleet", "fleet.yaml", "--against", "127.0.0.1:1"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,9 @@ def test_without_failures_nothing_is_lost() -> None:
 def test_rare_failures_cost_half_a_step_and_a_recovery_each() -> None:
     lost = expected_step_seconds(36.0, failures_per_hour=1.0, recovery_seconds=4.0) - 36.0
     assert lost == pytest.approx(0.01 * (18.0 + 4.0), rel=0.02)
+
+
+@pytest.mark.parametrize(("step", "recovery"), [(10.0, 5.0), (1.0, 5.0), (5.0, 0.0)])
+def test_where_failures_leave_no_time_for_a_step_it_takes_for_ever(step: float, recovery: float) -> None:
+    assert expected_step_seconds(step, failures_per_hour=1e6, recovery_seconds=recovery) == math.inf
+    assert expected_step_seconds(step, failures_per_hour=1e4, recovery_seconds=recovery) < math.inf
