@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.coordinator.tracing.export import first_line
 from atoll.coordinator.tracing.replacing import replaced
 from atoll.coordinator.tracing.source import ModelSource
 from atoll.protocol.errors import TraceError
@@ -72,7 +73,7 @@ def huggingface_source(config: Path, task: str) -> ModelSource:
             with _initialised_anywhere():
                 model = getattr(transformers, maker).from_config(settings)
         except (ValueError, KeyError, OSError) as error:
-            raise TraceError(f"{description} cannot be made for {task}: {str(error).splitlines()[0]}") from error
+            raise TraceError(f"{description} cannot be made for {task}: {first_line(error)}") from error
         if next(model.parameters()).is_meta:
             model.initialize_weights()  # which the constructor leaves out on the meta device
         return wrapper(model)

@@ -136,13 +136,15 @@ def _explained(model: BuiltModel, inputs: Mapping[str, Tensor], error: Exception
     names = ", ".join(inputs)
     for mark, advice in _ADVICE:
         if mark in said or mark in type(error).__name__:
-            return f"{model.source.description} cannot be traced: {advice.format(names=names)} ({_first_line(said)})"
+            return f"{model.source.description} cannot be traced: {advice.format(names=names)} ({first_line(error)})"
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
     return (
-        f"{model.source.description} cannot be traced: {type(error).__name__}: {_first_line(said)}; its forward must run with "
+        f"{model.source.description} cannot be traced: {type(error).__name__}: {first_line(error)}; its forward must run with "
         f"inputs of shape {shapes} on any device, in torch operations alone"
     )
 
 
-def _first_line(text: str) -> str:
+def first_line(error: BaseException) -> str:
+    """Of what the error says, if it says anything."""
+    text = str(error).strip()
     return text.splitlines()[0][:300] if text else "no message"

@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from atoll.coordinator.tracing.allocation import AllocationWatch, Phase
 from atoll.coordinator.tracing.costs import FlopCounter
 from atoll.coordinator.tracing.effects import overload
+from atoll.coordinator.tracing.export import first_line
 from atoll.protocol import calling
 from atoll.protocol.errors import TraceError
 from atoll.protocol.graph import (
@@ -110,9 +111,9 @@ class _Run:
                 results: Results = calling.call(
                     overload(node.operator), node.arguments, node, self.values.__getitem__, self.bindings, self.device
                 )
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             where = f" (in {node.module})" if node.module else ""
-            raise TraceError(f"{node.operator}{where} cannot be run without data: {str(error).splitlines()[0]}") from error
+            raise TraceError(f"{node.operator}{where} cannot be run without data: {first_line(error)}") from error
         self.values.update((ValueReference(node.index, number), result) for number, result in enumerate(results))
         return results
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from atoll.coordinator.models.huggingface import huggingface_source
 from atoll.coordinator.models.resnet import ResNet
+from atoll.coordinator.tracing.export import first_line
 from atoll.coordinator.tracing.source import ModelSource, factory_source
 from atoll.coordinator.tracing.trace import trace
 from atoll.protocol.errors import TraceError
@@ -404,3 +405,8 @@ def test_inputs_that_the_model_does_not_use_stay_inputs() -> None:
 def test_build_real_gives_real_weights() -> None:
     module = ModelSource(description="a GPT", make=small_gpt).build_real()
     assert all(parameter.device.type == "cpu" for parameter in module.parameters())
+
+
+def test_of_an_error_its_first_line_is_told() -> None:
+    told = [first_line(error) for error in (ValueError("\nwrong\nhere"), NotImplementedError(), RuntimeError(" \n"))]
+    assert told == ["wrong", "no message", "no message"]
