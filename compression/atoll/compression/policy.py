@@ -41,6 +41,16 @@ class Rung:
     encode_bytes_per_second: float = float("inf")
     decode_bytes_per_second: float = float("inf")
 
+    @property
+    def coding_seconds(self) -> float:
+        """Of one byte, encoding and decoding together."""
+        return 1.0 / self.encode_bytes_per_second + 1.0 / self.decode_bytes_per_second
+
+    @property
+    def slower_coding_seconds(self) -> float:
+        """Of one byte, where it takes longer."""
+        return 1.0 / min(self.encode_bytes_per_second, self.decode_bytes_per_second)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:

@@ -17,7 +17,7 @@ from statistics import median
 from atoll.compression.context import Direction
 from atoll.compression.policy import CodecPolicy, Demand, Pace, Rung, first_choices
 from atoll.coordinator.observed import Observed
-from atoll.coordinator.planning.codecs import codec_between, codecs_allowed, link_rate, rung_of
+from atoll.coordinator.planning.codecs import codec_between, codecs_allowed, link_rate
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
@@ -80,7 +80,7 @@ class _Edge:
         return rate if math.isfinite(rate) and rate > 0.0 else None
 
     def rungs(self, names: Sequence[str]) -> tuple[Rung, ...]:
-        return tuple(rung_of(codec_between(name, self.source, self.target)) for name in names)
+        return tuple(codec_between(name, self.source, self.target) for name in names)
 
 
 class CodecChoices:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.coordinator.planning.segments import CodecCost
+from atoll.compression.policy import Rung
 from atoll.protocol.channel import PROTOCOL_VERSION, Address, parse_address
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import PEER_NAME, PeerId
@@ -38,7 +38,7 @@ class Introduction:
     disk_bytes: int = 0
     max_upload_bytes_per_second: float | None = None
     max_download_bytes_per_second: float | None = None
-    codecs: tuple[CodecCost, ...] = ()
+    codecs: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

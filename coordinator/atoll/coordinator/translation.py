@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from atoll.compression.policy import Rung
 from atoll.compression.registry import codec_names
 from atoll.coordinator.membership import Introduction
-from atoll.coordinator.planning.segments import CodecCost
 from atoll.coordinator.run.events import (
     FaultKind,
     FaultReported,
@@ -51,7 +51,7 @@ def introduction(join: session_pb2.Join) -> Introduction:
         disk_bytes=join.disk_bytes,
         max_upload_bytes_per_second=join.max_upload_bytes_per_second or None,
         max_download_bytes_per_second=join.max_download_bytes_per_second or None,
-        codecs=tuple(_codec_cost(speed) for speed in join.codecs if _is_possible(speed)),
+        codecs=tuple(_rung(speed) for speed in join.codecs if _is_possible(speed)),
     )
 
 
@@ -61,8 +61,8 @@ def _is_possible(speed: session_pb2.CodecSpeed) -> bool:
     return speed.codec in codec_names() and speed.ratio <= 1.0 and all(number > 0.0 for number in numbers)
 
 
-def _codec_cost(speed: session_pb2.CodecSpeed) -> CodecCost:
-    return CodecCost(
+def _rung(speed: session_pb2.CodecSpeed) -> Rung:
+    return Rung(
         name=speed.codec,
         ratio=speed.ratio,
         encode_bytes_per_second=speed.encode_bytes_per_second,

@@ -14,7 +14,7 @@ import torch
 from atoll.compression.policy import Rung, ladder
 from atoll.compression.registry import codec, codec_names
 from atoll.coordinator.planning.network import Network
-from atoll.coordinator.planning.segments import CodecCost, PeerOffer
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.job import Compression
 
 TYPICAL_SHAPE = (4, 256, 1024)
@@ -59,12 +59,12 @@ WITHIN_MACHINE_SECONDS = 0.005
 """One way. Peers of one machine that are farther apart are so on purpose: their network is shaped."""
 
 
-def codec_cost(name: str) -> CodecCost:
+def codec_cost(name: str) -> Rung:
     """The cost of the codec called ``name`` for tensors in single precision. Raises WireError for an unknown one."""
     plain = prod(TYPICAL_SHAPE) * torch.float32.itemsize
     ratio = codec(name).mean_bytes(TYPICAL_SHAPE, torch.float32) / plain
     checksum = ratio / CHECKSUM_BYTES_PER_SECOND
-    return CodecCost(
+    return Rung(
         name=name,
         ratio=ratio,
         encode_bytes_per_second=1.0 / (checksum + 1.0 / ENCODED_BYTES_PER_SECOND.get(name, OTHER_BYTES_PER_SECOND)),
@@ -72,7 +72,7 @@ def codec_cost(name: str) -> CodecCost:
     )
 
 
-def codec_between(name: str, source: PeerOffer, target: PeerOffer) -> CodecCost:
+def codec_between(name: str, source: PeerOffer, target: PeerOffer) -> Rung:
     """The cost of a codec from one peer to another, by what was measured there, as far as it was."""
     usual = codec_cost(name)
     at_source = next((cost for cost in source.codecs if cost.name == name), usual)
@@ -85,10 +85,10 @@ def codec_between(name: str, source: PeerOffer, target: PeerOffer) -> CodecCost:
     )
 
 
-def slowest_codec(name: str, peers: Iterable[PeerOffer]) -> CodecCost:
+def slowest_codec(name: str, peers: Iterable[PeerOffer]) -> Rung:
     """The cost of a codec where it is not known yet who will use it: that of the slowest of ``peers`` that measured it."""
     measured = [cost for peer in peers for cost in peer.codecs if cost.name == name] or [codec_cost(name)]
-    return CodecCost(
+    return Rung(
         name=name,
         ratio=max(cost.ratio for cost in measured),
         encode_bytes_per_second=min(cost.encode_bytes_per_second for cost in measured),
@@ -101,16 +101,6 @@ def codecs_allowed(chosen: str, compression: Compression) -> tuple[str, ...]:
     if chosen != "auto":
         return (chosen,)
     return ladder(codec_names(), floor=compression.floor, ceiling=compression.ceiling)
-
-
-def rung_of(cost: CodecCost) -> Rung:
-    """The codec as the policy takes it."""
-    return Rung(
-        name=cost.name,
-        ratio=cost.ratio,
-        encode_bytes_per_second=cost.encode_bytes_per_second,
-        decode_bytes_per_second=cost.decode_bytes_per_second,
-    )
 
 
 def link_rate(

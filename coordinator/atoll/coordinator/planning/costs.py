@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.compression.policy import Rung
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.pipeline import Duplex
 from atoll.coordinator.planning.processors import crowds_of
-from atoll.coordinator.planning.segments import RAW, CodecCost, PeerOffer, Segments
+from atoll.coordinator.planning.segments import RAW, PeerOffer, Segments
 
 ACCUMULATE_SHARE = 0.5
 """The part of a backward pass that makes the gradients of the weights, where nothing was measured: half, as for a matrix
@@ -26,7 +27,7 @@ MOST_NORMS = 0.5
 """The part of a measured update that its norms can be."""
 
 
-def _some_of(codecs: tuple[CodecCost, ...]) -> tuple[CodecCost, ...]:
+def _some_of(codecs: tuple[Rung, ...]) -> tuple[Rung, ...]:
     """The first, the last and one between."""
     return codecs if len(codecs) < 4 else (codecs[0], codecs[len(codecs) // 2], codecs[-1])
 
@@ -47,13 +48,13 @@ class Constraints:
     memory_share: float = 0.9
     pins: tuple[tuple[int, str], ...] = ()
     trusted_ends: bool = False
-    forward_codecs: tuple[CodecCost, ...] = (RAW,)
-    backward_codecs: tuple[CodecCost, ...] = (RAW,)
+    forward_codecs: tuple[Rung, ...] = (RAW,)
+    backward_codecs: tuple[Rung, ...] = (RAW,)
     duplex: Duplex = Duplex.FULL
     commit_seconds: float = 0.0
 
     @property
-    def codec_levels(self) -> tuple[tuple[CodecCost, CodecCost], ...]:
+    def codec_levels(self) -> tuple[tuple[Rung, Rung], ...]:
         """Codecs there and back, from the least lossy of both to the most; some of them, for each is costed for every link."""
         forward, backward = _some_of(self.forward_codecs), _some_of(self.backward_codecs)
         count = max(len(forward), len(backward))

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from atoll.compression.policy import Demand, Pace, first_choices
-from atoll.coordinator.planning.codecs import link_rate, rung_of
+from atoll.compression.policy import Demand, Pace, Rung, first_choices
+from atoll.coordinator.planning.codecs import link_rate
 from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable, PeerSeconds, peer_seconds
 from atoll.coordinator.planning.cuts import Layout, layout_pace
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.pipeline import Exchange, Link, Pipeline, StageTimes, Transfer
 from atoll.coordinator.planning.processors import full
-from atoll.coordinator.planning.segments import CodecCost, PeerOffer, Segments
+from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
 
 HANDOVER_SECONDS = 2e-4
@@ -26,8 +26,8 @@ CARRIED_BYTES_PER_SECOND = 1e9
 class LinkCodecs:
     """The codecs of the link after a stage."""
 
-    forward: CodecCost
-    backward: CodecCost
+    forward: Rung
+    backward: Rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,8 +101,7 @@ class Predictor:
             num_microbatches=self.constraints.num_microbatches,
             fill_seconds=sum(computing) - max(computing),
         )
-        names = first_choices([tuple(map(rung_of, ladder)) for ladder in ladders] * (layout.num_stages - 1), demands, pace)
-        chosen = [next(codec for codec in ladders[number % 2] if codec.name == rung.name) for number, rung in enumerate(names)]
+        chosen = first_choices(ladders * (layout.num_stages - 1), demands, pace)
         return tuple(LinkCodecs(forward=there, backward=back) for there, back in zip(chosen[::2], chosen[1::2], strict=True))
 
     def _demand(self, source: int, target: int, num_bytes: float, users: tuple[int, int]) -> Demand:
@@ -198,7 +197,7 @@ def _stage_of(layout: Layout, segment: int) -> int:
     return next(stage for stage, end in enumerate(layout.bounds[1:]) if segment < end)
 
 
-def _transfer(num_bytes: float, rate: float, latency: float, codec: CodecCost) -> Transfer:
+def _transfer(num_bytes: float, rate: float, latency: float, codec: Rung) -> Transfer:
     return Transfer(
         num_bytes=num_bytes * codec.ratio,
         bytes_per_second=rate,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.compression.policy import Rung
 from atoll.protocol.ids import NodeIndex, PeerId
 
 PARAMETER_BYTES_PER_SECOND = 1e9
@@ -86,26 +87,6 @@ class MeasuredSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodecCost:
-    """What a codec does to a transfer: ``ratio`` of the bytes cross, encoding and decoding run at the given speeds."""
-
-    name: str
-    ratio: float = 1.0
-    encode_bytes_per_second: float = float("inf")
-    decode_bytes_per_second: float = float("inf")
-
-    @property
-    def coding_seconds(self) -> float:
-        """Of one byte, encoding and decoding together."""
-        return 1.0 / self.encode_bytes_per_second + 1.0 / self.decode_bytes_per_second
-
-    @property
-    def slower_coding_seconds(self) -> float:
-        """Of one byte, where it takes longer."""
-        return 1.0 / min(self.encode_bytes_per_second, self.decode_bytes_per_second)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOffer:
     """What a peer said of itself at joining, and what was measured of it. ``measured`` replaces the estimate from
     ``flops_per_second``; ``overhead_seconds`` is added to each work. ``coordinator_round_trip_seconds`` is what a small message
@@ -127,10 +108,10 @@ class PeerOffer:
     machine: str = ""
     cores: int = 0
     threads: int = 1
-    codecs: tuple[CodecCost, ...] = ()
+    codecs: tuple[Rung, ...] = ()
 
 
-RAW = CodecCost(name="raw")
+RAW = Rung(name="raw")
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -7,10 +7,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from atoll.compression.policy import Rung
 from atoll.coordinator.planning.costs import Constraints
 from atoll.coordinator.planning.cuts import UNHURRIED, Layout, layout_loops, layout_pace, solve, within
 from atoll.coordinator.planning.prediction import Predictor
-from atoll.coordinator.planning.segments import RAW, CodecCost
+from atoll.coordinator.planning.segments import RAW
 from support.planning import equal_segments, every_layout, network_of, peers_of, predictor_of, random_request
 
 ORDER = np.array([[2, 0, 3, 1]], dtype=np.intp)
@@ -69,7 +70,7 @@ def test_a_link_takes_the_least_lossy_codec_that_keeps_the_pace() -> None:
     peers = peers_of([1e9, 1e9])
     segments = equal_segments(2, flops=1e9, crossing=8e6)
     network = network_of([peer.name for peer in peers], 1e6)
-    small = CodecCost(name="small", ratio=0.25)
+    small = Rung(name="small", ratio=0.25)
     constraints = Constraints(num_microbatches=8, forward_codecs=(RAW, small), backward_codecs=(RAW, small), num_stages=2)
     predictor = predictor_of(type(request)(segments=segments, peers=peers, network=network, constraints=constraints))
     layout = Layout((0, 1), (0, 1, 2), (False, False))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.compression.policy import Rung
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import even_layouts
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
@@ -18,7 +19,7 @@ from atoll.coordinator.planning.pipeline import StageTimes
 from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, as_plan, plan_microbatch, plan_placement
 from atoll.coordinator.planning.prediction import CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
 from atoll.coordinator.planning.search import CROWDED
-from atoll.coordinator.planning.segments import RAW, CodecCost, MeasuredSeconds, SharedBytes
+from atoll.coordinator.planning.segments import RAW, MeasuredSeconds, SharedBytes
 from atoll.coordinator.planning.simulator import simulate
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
@@ -270,7 +271,7 @@ def test_messages_take_computing_time_where_no_core_is_free() -> None:
 
 def test_each_direction_has_its_own_codec() -> None:
     peers = peers_of([1e9, 1e9])
-    bf16, int8 = CodecCost(name="bf16", ratio=0.5), CodecCost(name="int8", ratio=0.26, encode_bytes_per_second=1e8)
+    bf16, int8 = Rung(name="bf16", ratio=0.5), Rung(name="int8", ratio=0.26, encode_bytes_per_second=1e8)
     request = request_of(
         equal_segments(6, crossing=1e6),
         peers,
@@ -407,7 +408,7 @@ def test_codecs_are_chosen_for_slow_links_alone() -> None:
     rate = np.full((3, 3), 1e8)
     rate[0, 1] = rate[1, 0] = rate[0, 2] = rate[2, 0] = 0.4e6
     network = network_of([peer.name for peer in peers], rate)
-    small = CodecCost(name="int8", ratio=0.26)
+    small = Rung(name="int8", ratio=0.26)
     planned = plan_placement(
         request_of(
             equal_segments(6, flops=1e9, crossing=4e6),
