@@ -57,7 +57,6 @@ class LossGuard:
         key = message.key
         if key.evaluation or not self._is_due(peer, key, usage.codec):
             return
-        self._pending.pop(peer, None)
         errors: dict[str, Tensor] = {}
         lost = total = along = 0.0
         for name, original, decoded in coder.lossy(message, encoded):
@@ -69,9 +68,12 @@ class LossGuard:
             errors[name] = error
         if total > 0.0:
             usage.lost((lost / total) ** 0.5)
-        if key.kind is Kind.GRADIENT and total > 0.0:
-            usage.guard(bias=along / total, kept=KEPT)
-        elif errors:
+        if key.kind is Kind.GRADIENT:
+            if total > 0.0:
+                usage.guard(bias=along / total, kept=KEPT)
+            return
+        self._pending.pop(peer, None)
+        if errors:
             self._pending[peer] = _Pending(key=key, codec=usage.codec, errors=errors)
 
     def awaits(self, peer: PeerId, key: MessageKey) -> bool:

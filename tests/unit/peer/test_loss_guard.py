@@ -125,6 +125,22 @@ def test_of_gradients_the_error_and_the_bias_are_kept() -> None:
     assert abs(usage.bias) < 0.1  # dither has none, but for chance
 
 
+def test_gradients_leave_a_waiting_activation_alone() -> None:
+    sender = Sender("int8")
+    sender.send(key_of(), tensor(1))
+    for step, sent in ((1, torch.zeros(ROWS, WIDTH)), (1 + SAMPLED_STEPS, tensor(3))):
+        sender.send(key_of(Kind.GRADIENT, step), sent)
+        assert sender.guard.awaits(OTHER, key_of(Kind.GRADIENT))
+    assert sender.table.of(OTHER, Kind.GRADIENT).num_guarded == 1
+
+
+def test_a_gradient_of_zeros_leaves_nothing_to_wait_for() -> None:
+    sender, sent = Sender("int8"), key_of(Kind.GRADIENT)
+    sender.send(sent, torch.zeros(ROWS, WIDTH))
+    assert not sender.guard.awaits(OTHER, replace(sent, source=sent.target, target=sent.source))
+    assert sender.table.of(OTHER, Kind.GRADIENT).num_guarded == 0
+
+
 def test_infinite_numbers_do_not_spoil_the_mean() -> None:
     sender = Sender("int8")
     sender.send(key_of(), tensor(1))
