@@ -283,13 +283,13 @@ class Peer:
         assert self._connection is not None
         assignment, generation = instruction.assignment, instruction.assignment.generation
         judge = state_judge(assignment.graph, assignment.optimizer.name)
-        began, bytes_before = time.monotonic(), self._fetched_bytes
-        self._fetching_from = tuple(donor.peer for donor in assignment.donors)
         doing = "fetching state from the coordinator"
         try:
             stub, cap = self._connection.stub, self._settings.max_download
             given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap)
             doing = "fetching state from other peers"
+            began, bytes_before = time.monotonic(), self._fetched_bytes
+            self._fetching_from = tuple(donor.peer for donor in assignment.donors)
             given |= await borrow_state(self._own, assignment, self._count_fetched, self._settings.max_download)
         except AtollError as error:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
