@@ -76,6 +76,7 @@ class _Borrower:
         self._judge = judge
         self._found: dict[str, Tensor] = {}
         self._problem = ""
+        self._damaged = False
 
     async def run(self, on_bytes: OnBytes) -> dict[str, Tensor]:
         async with open_channel(self._donor.address) as channel:
@@ -91,14 +92,17 @@ class _Borrower:
                     names=missing,
                     max_bytes_per_second=self._max_download or 0.0,
                 )
+                self._problem, self._damaged = "", False
                 await self._ask(stub.Fetch(request), frozenset(missing), on_bytes)
         missing = [name for name in self._donor.names if name not in self._found]
         if missing:
-            raise self._error(f"it did not send {', '.join(missing[:3])}: {self._problem or 'unknown'}", corrupt=True)
+            reason = f"it did not send {', '.join(missing[:3])}: {self._problem or 'unknown'}"
+            raise self._error(reason, corrupt=self._damaged)
         return self._found
 
     async def _ask(self, call: FetchCall, wanted: frozenset[str], on_bytes: OnBytes) -> None:
-        """Reads one answer to its end. What was wrong with it, where asking again may help, becomes ``_problem``."""
+        """Reads one answer to its end. What was wrong with it, where asking again may help, becomes ``_problem``;
+        ``_damaged`` says that it was a checksum."""
         try:
             answer = await self._read(call, wanted, on_bytes)
         except TimeoutError:
@@ -129,6 +133,7 @@ class _Borrower:
                 if part.digest == digest.digest():
                     return {name: tensor for message in arrived for name, tensor in decode_message(message).tensors}
                 self._problem = self._problem or "the digest over all of it is another one than announced"
+                self._damaged = True
                 return {}
             for event in stream.handle(part.frame):
                 if isinstance(event, Arrived):
@@ -138,7 +143,8 @@ class _Borrower:
             if refused:
                 raise self._error(f"it sent state that is refused: {refused[0]}")
             while (answer := stream.next_frame()) is not None:  # nothing goes back on this stream
-                self._problem = answer.refused.reason or self._problem
+                if answer.refused.reason:
+                    self._problem, self._damaged = answer.refused.reason, True
         self._problem = self._problem or "it ended the stream early"
         return {}
 

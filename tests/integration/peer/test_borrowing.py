@@ -153,6 +153,15 @@ async def test_another_digest_than_announced_makes_all_of_it_suspect() -> None:
         assert raised.value.peer == BOB
 
 
+async def test_a_tensor_that_is_damaged_every_time_is_the_donors_fault() -> None:
+    async with donor() as (bob, address):
+        bob.lend(KEPT)
+        bob.damage = 10**6
+        with pytest.raises(LinkError, match=NAMES[0]) as raised:
+            await borrow(address)
+        assert raised.value.corrupt
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -182,6 +191,7 @@ async def test_a_donor_that_is_gone_is_named_in_time(monkeypatch: pytest.MonkeyP
     with pytest.raises(LinkError) as raised:
         await asyncio.wait_for(borrow(address), 20)
     assert raised.value.peer == BOB
+    assert not raised.value.corrupt
 
 
 async def test_what_is_lent_no_more_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +200,9 @@ async def test_what_is_lent_no_more_is_refused_after_a_while(monkeypatch: pytest
     async with donor() as (bob, address):
         bob.lend(KEPT)
         bob.stop()
-        with pytest.raises(LinkError, match="bob lends nothing"):
+        with pytest.raises(LinkError, match="bob lends nothing") as raised:
             await borrow(address)
+        assert not raised.value.corrupt
 
 
 async def test_a_transfer_ends_when_the_loan_does() -> None:
