@@ -152,9 +152,7 @@ class MicrobatchLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A step is done here and waits for its commit (an evaluation is over).
-
-    ``seconds`` are those of all its microbatches together; ``update`` is the last committed step's."""
+    """A step is done here and waits for its commit (an evaluation is over)."""
 
     generation: Generation
     step: StepNumber
@@ -162,7 +160,6 @@ class Reported:
     losses: tuple[MicrobatchLoss, ...]
     squared_norms: Mapping[str, float]
     compute_seconds: float
-    seconds: WorkSeconds = field(default_factory=WorkSeconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,6 @@ from atoll.peer.mailbox import Mailbox
 from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.measuring_queue import MeasuringQueue
 from atoll.peer.memory_use import MemoryUse
-from atoll.peer.profile import synchronise
 from atoll.peer.stage import Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
@@ -87,7 +86,6 @@ class Pipeline:
         self._run: StepRun | None = None
         self._handing_out = False
         self._postponed: list[Command] = []
-        self._update_seconds = 0.0
         self._measuring = MeasuringQueue(
             device=surroundings.device,
             cache=surroundings.cache,
@@ -234,7 +232,6 @@ class Pipeline:
                 send=self._with.send,
                 notify=self._with.notify,
                 clock=self._with.clock,
-                update_seconds=self._update_seconds,
             ),
         )
 
@@ -246,10 +243,7 @@ class Pipeline:
         assert run is not None, f"step {command.step} was committed after it was dropped here"
         assert run.phase is Phase.REPORTED, f"step {command.step} was committed before it was reported"
         self._kept = KeptState()  # of the step before, and in part the very tensors that change now
-        started = self._with.clock()
         stage.commit(command.clip_factor, command.learning_rate)
-        synchronise(stage.settings.device)
-        self._update_seconds = run.finish_seconds + self._with.clock() - started
         self._committed = command.step
         self._end_step(run.start)
 

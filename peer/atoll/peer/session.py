@@ -333,10 +333,6 @@ def _report_message(report: Reported) -> session_pb2.StageReport:
         losses=losses,
         squared_norms=norms,
         compute_seconds=report.compute_seconds,
-        forward_seconds=report.seconds.forward,
-        backward_seconds=report.seconds.backward,
-        accumulate_seconds=report.seconds.accumulate,
-        update_seconds=report.seconds.update,
     )
 
 

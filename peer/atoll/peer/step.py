@@ -14,7 +14,6 @@ from atoll.peer.events import BeginStep, Consumed, MicrobatchLoss, Notice, Repor
 from atoll.peer.mailbox import Mailbox
 from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage import MicrobatchInput, Stage
-from atoll.peer.work_seconds import WorkSeconds
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageKey
@@ -35,8 +34,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSurroundings:
-    """What a step works with; ``peers`` holds who has each neighbouring stage, ``update_seconds`` what the last committed step
-    took to finish its gradients and update the weights."""
+    """What a step works with; ``peers`` holds who has each neighbouring stage."""
 
     stage: Stage
     boundaries: Boundaries
@@ -46,7 +44,6 @@ class StepSurroundings:
     send: Callable[[PeerId, Message], None]
     notify: Callable[[Notice], None]
     clock: Callable[[], float]
-    update_seconds: float = 0.0
 
 
 class StepRun:
@@ -69,8 +66,7 @@ class StepRun:
         )
         self._bindings: dict[MicrobatchIndex, dict[str, int]] = {}
         self._losses: list[MicrobatchLoss] = []
-        self._seconds = dict.fromkeys(Work, 0.0)
-        self.finish_seconds = 0.0
+        self._compute_seconds = 0.0
         if not start.evaluation:
             surroundings.stage.begin(start.step)
         for key in tuple(surroundings.mailbox.keys_of(start.generation, start.step, evaluation=start.evaluation)):
@@ -135,7 +131,7 @@ class StepRun:
             case Work.ACCUMULATE:
                 self._with.stage.accumulate(action.microbatch)
         # On a device with a queue this is when the call returned: what nothing waited for counts with what comes next.
-        self._seconds[action.work] += self._with.clock() - started
+        self._compute_seconds += self._with.clock() - started
         self._schedule.finished(action)
 
     def _forward(self, index: MicrobatchIndex) -> None:
@@ -197,7 +193,7 @@ class StepRun:
                 tied |= boundaries.read_tied(message.tensors)
         started = self._with.clock()
         squared_norms = self._with.stage.finish(tied)
-        self.finish_seconds = self._with.clock() - started
+        self._compute_seconds += self._with.clock() - started
         self._report(squared_norms)
 
     def _report(self, squared_norms: Mapping[str, float]) -> None:
@@ -209,13 +205,7 @@ class StepRun:
                 evaluation=self.start.evaluation,
                 losses=tuple(self._losses),
                 squared_norms=dict(squared_norms),
-                compute_seconds=sum(self._seconds.values()) + self.finish_seconds,
-                seconds=WorkSeconds(
-                    forward=self._seconds[Work.FORWARD],
-                    backward=self._seconds[Work.BACKWARD],
-                    accumulate=self._seconds[Work.ACCUMULATE],
-                    update=self._with.update_seconds,
-                ),
+                compute_seconds=self._compute_seconds,
             )
         )
 

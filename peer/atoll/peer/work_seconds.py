@@ -1,4 +1,4 @@
-"""What the kinds of work of a stage take: measured beforehand for one microbatch, or added up while a step runs."""
+"""What the kinds of work of a stage take, as measured beforehand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSeconds:
-    """``backward`` lasts until the gradients of what was received are there, ``accumulate`` makes those of the weights after
-    that. ``update`` is once a step: finishing the gradients, and the optimizer."""
+    """For one microbatch. ``backward`` lasts until the gradients of what was received are there, ``accumulate`` makes those of
+    the weights after that. ``update`` is once a step: finishing the gradients, and the optimizer."""
 
     forward: float = 0.0
     backward: float = 0.0

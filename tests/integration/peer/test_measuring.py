@@ -105,20 +105,3 @@ async def test_a_new_assignment_does_not_wait_for_measurements() -> None:
         assert {answer.failure for answer in answers} <= {"", "it got a stage in the meantime"}
         assert (await seat.hears("ready")).generation == run.generation
         await run.step(1, samples)
-
-
-async def test_reports_tell_what_each_kind_of_work_took() -> None:
-    steps = samples_of(MODEL)
-    async with swarm("ann", "bob") as peers:
-        run = HandRun(peers.coordinator, await peers.seats(), MODEL.graph, RunSettings())
-        await run.load(MODEL.cuts[2:3])
-        for number, samples in enumerate(steps[:2], 1):
-            run.start(number, samples)
-            reports = await run.reports(number)
-            for report in reports:
-                assert min(report.forward_seconds, report.backward_seconds) > 0.0
-                parts = report.forward_seconds + report.backward_seconds + report.accumulate_seconds
-                assert parts <= report.compute_seconds
-                assert (report.update_seconds > 0.0) == (number > 1)
-            assert reports[1].accumulate_seconds > 0.0
-            run.commit(number, 1.0, 1e-2)

@@ -158,7 +158,7 @@ class LinkUse(_message.Message):
     def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., messages: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., guarded: _Optional[int] = ..., slope: _Optional[float] = ..., curvature: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class StageReport(_message.Message):
-    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links", "forward_seconds", "backward_seconds", "accumulate_seconds", "update_seconds")
+    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -167,10 +167,6 @@ class StageReport(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    ACCUMULATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    UPDATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     evaluation: bool
@@ -179,11 +175,7 @@ class StageReport(_message.Message):
     compute_seconds: float
     resident_bytes: int
     links: _containers.RepeatedCompositeFieldContainer[LinkUse]
-    forward_seconds: float
-    backward_seconds: float
-    accumulate_seconds: float
-    update_seconds: float
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., accumulate_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("generation", "step", "kind", "reason", "accused")
