@@ -20,6 +20,10 @@ class KeptState:
     step: StepNumber | None = None
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(value.numel() * value.itemsize for value in self.state.values())
+
     def joined(self, step: StepNumber, state: Mapping[str, torch.Tensor]) -> KeptState:
         """With ``state`` of that step as well; what was kept of another step is dropped."""
         older = self.state if self.step == step else {}

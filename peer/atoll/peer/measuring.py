@@ -199,7 +199,7 @@ class _Copy:
     def num_bytes(self) -> int:
         """About what this copy holds at most: state, and every result of its nodes for each microbatch in flight."""
         specs = (spec for node in self.stage.graph.nodes for spec in node.outputs if spec is not None)
-        return self.stage.resident_bytes * 2 + _IN_FLIGHT * sum(spec.num_bytes(self._bindings) for spec in specs)
+        return self.stage.resident_bytes + _IN_FLIGHT * sum(spec.num_bytes(self._bindings) for spec in specs)
 
     def forward(self, index: MicrobatchIndex) -> float:
         microbatch = MicrobatchInput(

@@ -64,8 +64,9 @@ class Optimizer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the moments take."""
-        return sum(value.numel() * value.itemsize for _, _, value in self.state())
+        """Bytes that the moments take, and the room that was made for first ones."""
+        held = (*self._moments.values(), *self._room.values())
+        return sum(value.numel() * value.itemsize for moments in held for value in moments.values())
 
     def _adamw(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor, learning_rate: float) -> None:
         moments = self._begun(name, parameter)

@@ -261,7 +261,7 @@ class Pipeline:
         self._with.notify(StepVoided(next_generation=command.next_generation, step=command.step))
 
     def _measure(self, command: Measure) -> None:
-        held = 0 if self._stage is None else self._stage.resident_bytes
+        held = self._kept.num_bytes if self._stage is None else self._stage.resident_bytes
         self._measuring.add(command.message, self._with.memory_bytes - held)
         if self._run is not None:
             self._measuring.abandon("it is in the middle of a step")

@@ -189,10 +189,9 @@ class Stage:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of weights, buffers, gradients and optimizer state."""
+        """Bytes of weights, buffers, gradients and optimizer state, from the first moment: room is made for all of them."""
         tensors = [*self._parameters.values(), *self._buffers.values()]
-        leaves = [*self._parameters.values(), *self._uses.values()]
-        tensors += [leaf.grad for leaf in leaves if leaf.grad is not None]
+        tensors += [leaf for leaf in (*self._parameters.values(), *self._uses.values()) if leaf.requires_grad]
         return sum(tensor.numel() * tensor.itemsize for tensor in tensors) + self.optimizer.num_bytes
 
     # A step.

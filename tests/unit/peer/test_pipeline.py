@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import threading
 
+import torch
+
+from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.peer.compute_thread import ComputeThread
-from atoll.peer.events import Assign, BeginStep, Command, CommitStep, Faulted, Initialise, Notice, StepVoided, VoidStep
+from atoll.peer.events import (
+    Assign,
+    BeginStep,
+    Command,
+    CommitStep,
+    DropState,
+    Faulted,
+    Initialise,
+    KeepState,
+    Measure,
+    Measured,
+    Notice,
+    StepVoided,
+    VoidStep,
+)
 from atoll.peer.faults import FaultKind
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
+from atoll.protocol.assignment import Assignment, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import Message
+from support.hand_models import transformer
+from support.measurements import measurements_of
 
 ONE = Generation(1)
 STEP = StepNumber(1)
@@ -20,10 +40,10 @@ def no_neighbour(peer: PeerId, message: Message) -> None:
     raise AssertionError(f"nothing is to be sent, least of all {message.key} to {peer}")
 
 
-def after(*commands: Command) -> tuple[Pipeline, list[Notice]]:
+def after(*commands: Command, memory_bytes: int = 10**9) -> tuple[Pipeline, list[Notice]]:
     """A pipeline that has taken these commands, and what it said."""
     notices: list[Notice] = []
-    pipeline = Pipeline(PipelineSurroundings(device="cpu", memory_bytes=10**9, send=no_neighbour, notify=notices.append))
+    pipeline = Pipeline(PipelineSurroundings(device="cpu", memory_bytes=memory_bytes, send=no_neighbour, notify=notices.append))
     for command in commands:
         pipeline.handle(command)
         while pipeline.work():
@@ -71,6 +91,41 @@ def test_progress_counts_what_is_done() -> None:
     before = pipeline.progress.count
     pipeline.handle(VoidStep(generation=ONE, step=STEP, next_generation=Generation(2)))
     assert pipeline.progress.count > before
+
+
+def test_measuring_takes_what_a_stage_or_kept_state_leaves() -> None:
+    model = transformer()
+    (graph,) = slice_graph(model.graph, ())
+    assignment = Assignment(
+        generation=ONE,
+        graph=graph,
+        neighbours=(),
+        run_seed=0,
+        in_flight=1,
+        recompute=False,
+        precision="fp32",
+        optimizer=OptimizerSettings(name="adamw"),
+        committed_step=StepNumber(0),
+    )
+    weights = sum(4 * torch.Size(spec.shape).numel() for spec in graph.parameters)
+    measure = Measure(message=measurements_of(model.graph, model.sample(2, torch.Generator().manual_seed(0)))[0])
+    keep = KeepState(generation=Generation(2), step=StepNumber(0), borrowers=())
+    _, notices = after(
+        Assign(generation=ONE, payload=assignment_to_bytes(assignment)),
+        Initialise(generation=ONE, given={}),
+        measure,
+        keep,
+        measure,
+        DropState(),
+        measure,
+        memory_bytes=weights,
+    )
+    failures = [notice.failure for notice in notices if isinstance(notice, Measured)]
+    assert len(failures) == 3
+    moments = 2 * weights + 4 * len(graph.parameters)
+    assert f"limit of {-weights - moments}" in failures[0]
+    assert "limit of 0" in failures[1]
+    assert failures[2] == ""
 
 
 class BrokenPipeline(Pipeline):
