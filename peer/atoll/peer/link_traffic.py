@@ -56,10 +56,10 @@ class LinkTraffic:
             self._sample(now - self._began)
             self._open(now, trips=0)
 
-    def dropped(self, key: MessageKey) -> None:
-        """A message will not be acknowledged; what it did to the period is unknown."""
+    def dropped(self, key: MessageKey, now: float) -> None:
+        """A message will not be acknowledged; what it did to the period is unknown, so another one begins."""
         if self._under_way.pop(key, None) is not None:
-            self._acknowledged = 0
+            self._open(now, trips=0)
 
     def _open(self, now: float, trips: int) -> None:
         self._began, self._trips, self._acknowledged = now, trips, 0

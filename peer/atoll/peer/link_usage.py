@@ -11,6 +11,9 @@ from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
 
+KEPT = 0.8
+"""What of the earlier samples remains when another one comes: that makes means of about nine."""
+
 
 @dataclass(slots=True)
 class Usage:
@@ -39,13 +42,9 @@ class Usage:
         self.num_messages += 1
         self.raw_bytes += sum(tensor.numel() * tensor.dtype.itemsize for _, tensor in message.tensors)
 
-    def lost(self, relative_error: float) -> None:
-        """The error of a sample."""
-        self.relative_error = relative_error
-
-    def guard(self, *, slope: float = 0.0, curvature: float = 0.0, bias: float = 0.0, kept: float) -> None:
-        """Takes in a sample; ``kept`` of the earlier ones remains."""
-        old = kept if self.num_guarded else 0.0
+    def guard(self, *, slope: float = 0.0, curvature: float = 0.0, bias: float = 0.0) -> None:
+        """Takes in a sample."""
+        old = KEPT if self.num_guarded else 0.0
         self.num_guarded += 1
         self.slope = old * self.slope + (1.0 - old) * slope
         self.curvature = old * self.curvature + (1.0 - old) * curvature
@@ -95,7 +94,7 @@ class UsageTable:
         if arrived:
             self._traffic[target].acknowledged(key, now)
         else:
-            self._traffic[target].dropped(key)
+            self._traffic[target].dropped(key, now)
 
     def report(self) -> tuple[session_pb2.LinkUse, ...]:
         """Every entry, as stage reports carry them."""

@@ -32,8 +32,6 @@ from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 
 SAMPLED_STEPS = 4
 """One microbatch in so many steps is looked at."""
-KEPT = 0.8
-"""What of the earlier samples remains when another one comes: that makes means of about nine."""
 
 
 @dataclass(slots=True)
@@ -67,10 +65,10 @@ class LossGuard:
             along += _dot(error, wanted)
             errors[name] = error
         if total > 0.0:
-            usage.lost((lost / total) ** 0.5)
+            usage.relative_error = (lost / total) ** 0.5
         if key.kind is Kind.GRADIENT:
             if total > 0.0:
-                usage.guard(bias=along / total, kept=KEPT)
+                usage.guard(bias=along / total)
             return
         self._pending.pop(peer, None)
         if errors:
@@ -90,7 +88,7 @@ class LossGuard:
         usage = table.of(peer, Kind.ACTIVATION)
         found = [(gradient, pending.errors[name]) for name, gradient in message.tensors if name in pending.errors]
         if found and usage.codec == pending.codec:
-            usage.guard(slope=sum(_dot(*pair) for pair in found), curvature=_curvature(found), kept=KEPT)
+            usage.guard(slope=sum(_dot(*pair) for pair in found), curvature=_curvature(found))
 
     def _is_due(self, peer: PeerId, key: MessageKey, codec: str) -> bool:
         place = peer, direction(key.kind)

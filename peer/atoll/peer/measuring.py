@@ -3,7 +3,7 @@
 Theory of operation. The segment is run alone, by the very :class:`Stage` that runs in training, on the real sizes and the real
 batch inputs; weights, received values and gradients are noise. Within a stage it is one of many: when its turn comes, its
 weights have left the caches, and the optimizer's code is warm. So several copies run in turn, as consecutive segments of
-a stage do, with two microbatches in flight; the first gradients of a step, which are stored rather than added, do not count.
+a stage do, with two microbatches in flight; the first gradients of a step, for which memory is cleared first, do not count.
 
 Of all times the median counts. A run's usual step is to be predicted, and usual steps have the usual interruptions: the best
 time would promise too much, the mean would be spoilt by one long interruption. Nothing counts from the first round, in which
@@ -24,6 +24,7 @@ import torch
 from atoll.peer.profile import synchronise
 from atoll.peer.stage import MicrobatchInput, Stage, StageSettings
 from atoll.peer.staging import resident_staging
+from atoll.peer.step import bindings_of
 from atoll.peer.work_seconds import WorkSeconds
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import Bindings, Boundary, ParameterSpec, ValueReference
@@ -67,7 +68,7 @@ class Task:
     bindings: Bindings
 
 
-def read_task(message: Message, bindings: Bindings) -> Task:
+def read_task(message: Message) -> Task:
     """What a MEASUREMENT message asks for; raises WireError."""
     tensors = dict(message.tensors)
     if REQUEST_TENSOR not in tensors:
@@ -76,7 +77,7 @@ def read_task(message: Message, bindings: Bindings) -> Task:
         request=request_from_bytes(bytes(tensor_to_bytes(tensors[REQUEST_TENSOR]))),
         inputs=_prefixed(tensors, INPUT_PREFIX),
         buffers=_prefixed(tensors, BUFFER_PREFIX),
-        bindings=bindings,
+        bindings=bindings_of(message.numbers),
     )
 
 

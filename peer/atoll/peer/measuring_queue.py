@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from atoll.peer.allocator import return_memory
 from atoll.peer.events import Measured
 from atoll.peer.faults import fault_of
 from atoll.peer.measurement_cache import MeasurementCache, MeasurementKey
 from atoll.peer.measuring import Measuring, MeasuringSurroundings, read_task
+from atoll.peer.memory_use import give_back
 from atoll.peer.profile import device_name
-from atoll.peer.step import bindings_of
 from atoll.protocol.measurement import MEASUREMENT_VERSION
 from atoll.protocol.messages import Message
 
@@ -36,7 +35,7 @@ class MeasuringQueue:
         """Takes a MEASUREMENT message in; it is answered at once where the answer is known. Takes up to ``memory_bytes``."""
         kind = ""
         try:
-            task = read_task(message, bindings_of(message.numbers))
+            task = read_task(message)
             kind = task.request.kind
             if self._refusal:
                 self._notify(Measured(kind=kind, failure=self._refusal, declared=True))
@@ -74,10 +73,8 @@ class MeasuringQueue:
     def _drop(self, measuring: Measuring) -> None:
         self._waiting.remove(measuring)
         measuring.close()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        elif not self._waiting:
-            return_memory()
+        if not self._waiting:
+            give_back(self._device)
 
     def _key(self, kind: str) -> MeasurementKey:
         return MeasurementKey(

@@ -38,13 +38,20 @@ class MemoryUse:
     def begin_anew(self) -> None:
         """Gives back what nothing holds any more; the peak counts from here. Where the system has no way to forget a peak, it
         stays that of the process's life."""
+        give_back(self._device)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         elif self._device.type == "cpu":
-            return_memory()
             with contextlib.suppress(OSError):
                 _CLEAR.write_text(_PEAK_ALONE)
+
+
+def give_back(device: torch.device) -> None:
+    """What nothing holds any more goes back to the system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        return_memory()
 
 
 def _resident_peak() -> int:

@@ -76,11 +76,22 @@ def test_what_is_dropped_does_not_count() -> None:
     traffic = LinkTraffic()
     traffic.began(key_of(microbatch=0), 10**6, 0.0)
     traffic.began(key_of(microbatch=1), 10**6, 0.0)
-    traffic.dropped(key_of(microbatch=0))
+    traffic.dropped(key_of(microbatch=0), 0.0)
     traffic.acknowledged(key_of(microbatch=1), 0.5)
     assert traffic.bytes_per_second == pytest.approx(2e6)
-    traffic.dropped(key_of(microbatch=7))
+    traffic.dropped(key_of(microbatch=7), 8.0)
     traffic.acknowledged(key_of(microbatch=8), 9.0)
+    assert traffic.bytes_per_second == pytest.approx(2e6)
+
+
+def test_a_period_with_a_dropped_message_begins_anew() -> None:
+    traffic = LinkTraffic()
+    traffic.echoed(0.1)
+    for number in range(3):
+        traffic.began(key_of(microbatch=number), 10**6, 0.0)
+    traffic.acknowledged(key_of(microbatch=0), 0.3)
+    traffic.dropped(key_of(microbatch=1), 0.4)
+    traffic.acknowledged(key_of(microbatch=2), 0.9)
     assert traffic.bytes_per_second == pytest.approx(2e6)
 
 

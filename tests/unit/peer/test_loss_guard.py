@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from atoll.compression.registry import MessageCoder
-from atoll.peer.link_usage import Usage, UsageTable
-from atoll.peer.loss_guard import KEPT, SAMPLED_STEPS, LossGuard
+from atoll.peer.link_usage import KEPT, Usage, UsageTable
+from atoll.peer.loss_guard import SAMPLED_STEPS, LossGuard
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.messages import Kind, Message, MessageKey
 

@@ -16,7 +16,6 @@ from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.measuring import Measuring, MeasuringSurroundings, read_task
 from atoll.peer.measuring_queue import MeasuringQueue
 from atoll.peer.stage import Stage
-from atoll.peer.step import bindings_of
 from atoll.peer.work_seconds import WorkSeconds
 from atoll.protocol.measurement import REQUEST_TENSOR
 from atoll.protocol.messages import Message
@@ -46,7 +45,7 @@ def measured_by(clock: Callable[[], float], limit_seconds: float) -> tuple[WorkS
     """What is found for a block of a transformer, and in how many pieces."""
     message = messages_of(transformer(), limit_seconds=limit_seconds)[1]
     surroundings = MeasuringSurroundings(device=torch.device("cpu"), memory_bytes=MEMORY, clock=clock)
-    measuring = Measuring(read_task(message, bindings_of(message.numbers)), surroundings)
+    measuring = Measuring(read_task(message), surroundings)
     pieces = 0
     while measuring.seconds is None:
         measuring.advance()
