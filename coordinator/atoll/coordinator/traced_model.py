@@ -17,8 +17,8 @@ from atoll.coordinator.first_values import FirstValues
 from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
-from atoll.coordinator.planning.replanning import MoveCost, replan, state_copies
-from atoll.coordinator.planning.segments import PeerOffer, Segments
+from atoll.coordinator.planning.replanning import MoveCost, replan
+from atoll.coordinator.planning.segments import PeerOffer, Segments, state_copies
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
 from atoll.coordinator.tracing.segments import segments_of

@@ -21,19 +21,12 @@ from atoll.coordinator.planning.search import search
 from atoll.protocol.ids import PeerId
 
 
-def state_copies(optimizer: str, momentum: float) -> float:
-    """Bytes of weights and optimizer state for each byte of weights."""
-    if optimizer == "adamw":
-        return 3.0
-    return 2.0 if momentum else 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCost:
     """What a change of plan costs. ``state_copies`` is bytes of state for each byte of parameters; ``restart_seconds`` what any
     change takes, whatever moves; ``least_gain`` the part of a step that must be gained."""
 
-    state_copies: float = 3.0
+    state_copies: int = 3
     restart_seconds: float = 2.0
     least_gain: float = 0.05
 
@@ -49,18 +42,12 @@ class StateMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replanned:
-    """The decision. ``planned`` is the plan to follow: the present one, as it is predicted now, unless ``move``.
-
-    ``present_seconds`` is a step of the present plan, None where that is not possible any more, and ``gain_seconds`` what
-    moving gains over all steps that are left, the move paid (infinite where the present plan is not possible).
-    """
+    """The decision. ``planned`` is the plan to follow: the present one, as it is predicted now, unless ``move``."""
 
     move: bool
     planned: Planned
-    present_seconds: float | None
     moves: tuple[StateMove, ...]
     move_seconds: float
-    gain_seconds: float
     reason: str
 
 
@@ -84,10 +71,8 @@ def replan(request: PlanRequest, current: Plan, *, cost: MoveCost, steps_left: i
         return Replanned(
             move=True,
             planned=best,
-            present_seconds=None,
             moves=present.moves(found.layout),
             move_seconds=move_seconds,
-            gain_seconds=float("inf"),
             reason=f"the present plan is not possible any more: {present.obstacle}",
         )
     kept = describe(situation, predictor, present.layout, present.in_flight)
@@ -97,10 +82,8 @@ def replan(request: PlanRequest, current: Plan, *, cost: MoveCost, steps_left: i
     return Replanned(
         move=move,
         planned=best if move else kept,
-        present_seconds=kept.step_seconds,
         moves=present.moves(found.layout) if move else (),
         move_seconds=move_seconds if move else 0.0,
-        gain_seconds=gain,
         reason=_reason(kept.step_seconds, best.step_seconds, move_seconds, steps_left, enough=enough, pays=gain > 0.0),
     )
 

@@ -114,6 +114,13 @@ class PeerOffer:
 RAW = Rung(name="raw")
 
 
+def state_copies(optimizer: str, momentum: float) -> int:
+    """Bytes of weights and of what the optimizer keeps for them, for each byte of weights."""
+    if optimizer == "adamw":
+        return 3
+    return 2 if momentum else 1
+
+
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Sorts ``peer-2`` before ``peer-10``."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"([0-9]+)", name)]

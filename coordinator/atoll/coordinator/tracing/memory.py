@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from atoll.coordinator.planning.segments import StageMemory
+from atoll.coordinator.planning.segments import StageMemory, state_copies
 from atoll.coordinator.tracing.cuts import crossing_values
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.rehearsal import Rehearsal
 from atoll.protocol.assignment import MOST_DEFERRED
 from atoll.protocol.graph import BufferReference, InputReference, Node, ParameterReference, Reference
 
-_OPTIMIZER_COPIES = {"adamw": 2, "sgd": 0}
 _CONVOLUTIONS = frozenset(f"aten.{name}.default" for name in ("conv1d", "conv2d", "conv3d", "convolution"))
 HEAP_GAPS = 0.15
 """What lies idle in a heap between the blocks of microbatches in flight, relative to these; see benchmarks/memory.py."""
@@ -55,7 +54,7 @@ class MemoryModel:
         self._parameters = {spec.name: spec for spec in graph.parameters}
         self._buffers = {spec.name: spec for spec in graph.buffers}
         self.inputs = {name: spec.num_bytes(self._bindings) for name, spec in graph.inputs}
-        self._optimizer_copies = 1 if optimizer == "sgd" and momentum else _OPTIMIZER_COPIES[optimizer]
+        self._state_copies = state_copies(optimizer, momentum)
         self._uses: dict[str, int] = {}
         for node in graph.nodes:
             for reference in node.references():
@@ -86,7 +85,7 @@ class MemoryModel:
     def parameter_bytes(self, name: str) -> tuple[int, int]:
         """(a parameter with the optimizer's state, a gradient of it); there is a gradient for each of its uses."""
         spec = self._parameters[name]
-        return ((1 + self._optimizer_copies) * spec.num_bytes, spec.num_bytes) if spec.trainable else (spec.num_bytes, 0)
+        return (self._state_copies * spec.num_bytes, spec.num_bytes) if spec.trainable else (spec.num_bytes, 0)
 
     def uses(self, name: str) -> int:
         """How often the whole graph uses a parameter."""
