@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.findings import Findings
-from atoll.coordinator.measurements import DIRECTIONS, Measurements
+from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.membership import Membership
 from atoll.coordinator.planning.plan import LinkPlan
 from atoll.coordinator.planning.segments import natural_order
@@ -51,7 +51,7 @@ def status_reply(sources: Sources, now: float) -> operator_pb2.StatusReply:
         tokens_per_second=cycle.tokens_per_second,
         generation=context.generation,
         peers=peers,
-        links=[_link(link, index, sources) for index, link in enumerate(plan.links)] if plan is not None else [],
+        links=[_link(link, sources) for link in plan.links] if plan is not None else [],
         predicted_step_seconds=plan.step_seconds if plan is not None else 0.0,
         measured_step_seconds=sources.measurements.step_seconds if plan is not None else 0.0,
     )
@@ -111,7 +111,7 @@ def _peer(name: PeerId, entry: RosterEntry, sources: Sources, now: float) -> ope
     return status
 
 
-def _link(link: LinkPlan, index: int, sources: Sources) -> operator_pb2.LinkStatus:
+def _link(link: LinkPlan, sources: Sources) -> operator_pb2.LinkStatus:
     measurements, observed = sources.measurements, sources.measurements.observed
     seen = measurements.link(link.source, link.target)
     known = seen is not None and seen.damage is not None
@@ -119,7 +119,7 @@ def _link(link: LinkPlan, index: int, sources: Sources) -> operator_pb2.LinkStat
         source=link.source,
         target=link.target,
         codec=measurements.codecs.codec(link.source, link.target) or link.codec,
-        direction=DIRECTIONS[index % 2],
+        direction=link.direction,
         relative_error=seen.relative_error if seen is not None else 0.0,
         damage=seen.damage if seen is not None and known else -1.0,
         raw_bytes=seen.raw_bytes if seen is not None else 0,

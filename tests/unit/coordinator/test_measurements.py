@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from atoll.compression.context import Direction
 from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
@@ -31,7 +32,14 @@ def plan() -> Plan:
         for index, peer in enumerate((A, B))
     )
     link = LinkPlan(
-        source=A, target=B, codec="raw", bytes_per_second=1e6, latency_seconds=0.01, step_bytes=1e4, step_seconds=0.01
+        source=A,
+        target=B,
+        direction=Direction.FORWARD,
+        codec="raw",
+        num_bytes=1e4,
+        bytes_per_second=1e6,
+        latency_seconds=0.01,
+        step_seconds=0.01,
     )
     return Plan(stages=stages, spares=(), step_seconds=0.5, links=(link,))
 

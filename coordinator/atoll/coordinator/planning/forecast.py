@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from atoll.compression.context import Direction
 from atoll.coordinator.planning.costs import allowed_bytes
 from atoll.coordinator.planning.network import Matrix, Network
-from atoll.coordinator.planning.planner import Planned, PlanRequest, plan_placement
+from atoll.coordinator.planning.planner import Planned, PlanRequest, link_plans, plan_placement
 from atoll.coordinator.planning.quantities import format_seconds
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
@@ -40,7 +41,7 @@ class LinkForecast:
 
     source: PeerId
     target: PeerId
-    direction: str
+    direction: Direction
     codec: str
     num_bytes: float
     bytes_per_second: float
@@ -86,30 +87,20 @@ def forecast(request: PlanRequest, planned: Planned) -> tuple[StageForecast, ...
 def forecast_links(request: PlanRequest, planned: Planned) -> tuple[LinkForecast, ...]:
     """Two for each pair of neighbours: activations forward, gradients backward."""
     place = {name: index for index, name in enumerate(request.network.names)}
-    busy = planned.simulation.sent_seconds
-    forecasts = []
-    for index, link in enumerate(planned.pipeline.links):
-        one, other = planned.stages[index].peer, planned.stages[index + 1].peer
-        codecs = planned.stages[index].codecs
-        assert codecs is not None, "only the last stage has no link"
-        for source, target, direction, transfer, codec, seconds in (
-            (one, other, "forward", link.forward, codecs.forward, busy[index][0]),
-            (other, one, "backward", link.backward, codecs.backward, busy[index][1]),
-        ):
-            forecasts.append(
-                LinkForecast(
-                    source=source,
-                    target=target,
-                    direction=direction,
-                    codec=codec.name,
-                    num_bytes=transfer.num_bytes,
-                    bytes_per_second=transfer.bytes_per_second,
-                    latency_seconds=transfer.latency_seconds,
-                    busy_share=seconds / planned.step_seconds,
-                    estimated=bool(request.network.estimated[place[source], place[target]]),
-                )
-            )
-    return tuple(forecasts)
+    return tuple(
+        LinkForecast(
+            source=link.source,
+            target=link.target,
+            direction=link.direction,
+            codec=link.codec,
+            num_bytes=link.num_bytes,
+            bytes_per_second=link.bytes_per_second,
+            latency_seconds=link.latency_seconds,
+            busy_share=link.step_seconds / planned.step_seconds,
+            estimated=bool(request.network.estimated[place[link.source], place[link.target]]),
+        )
+        for link in link_plans(planned)
+    )
 
 
 def _traffic(planned: Planned) -> tuple[list[float], list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.compression.context import Direction
 from atoll.protocol.ids import NodeIndex, PeerId, StageIndex
 
 
@@ -30,15 +31,16 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPlan:
-    """One direction of the link between two neighbouring stages: ``bytes_per_second`` is the rate that is counted on,
-    ``step_bytes`` cross in a step and take ``step_seconds``."""
+    """One direction of the link between two neighbouring stages: ``num_bytes`` are a microbatch's as they cross, encoded,
+    ``bytes_per_second`` is the rate that is counted on, and the link is busy for ``step_seconds`` of a step."""
 
     source: PeerId
     target: PeerId
+    direction: Direction
     codec: str
+    num_bytes: float
     bytes_per_second: float
     latency_seconds: float
-    step_bytes: float
     step_seconds: float
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from atoll.compression.context import Direction
 from atoll.coordinator.planning.bottleneck import Bottleneck, find_bottleneck
 from atoll.coordinator.planning.costs import Constraints, cost_table, memory_table
 from atoll.coordinator.planning.cuts import Layout
@@ -137,24 +138,30 @@ def as_plan(planned: Planned, segments: Segments) -> Plan:
         step_seconds=planned.step_seconds,
         why_spare=tuple((spare.peer, spare.reason) for spare in planned.spares),
         bottleneck=planned.bottleneck.sentence,
-        links=tuple(_link_plans(planned)),
+        links=tuple(link_plans(planned)),
     )
 
 
-def _link_plans(planned: Planned) -> Iterator[LinkPlan]:
+def link_plans(planned: Planned) -> Iterator[LinkPlan]:
+    """Two for each pair of neighbours: activations forward, gradients backward."""
     for index, link in enumerate(planned.pipeline.links):
         ends = planned.stages[index].peer, planned.stages[index + 1].peer
         codecs = planned.stages[index].codecs
         assert codecs is not None, "a stage with a link to the next has codecs for it"
-        ways = ((ends, link.forward, codecs.forward), (ends[::-1], link.backward, codecs.backward))
-        for ((source, target), transfer, codec), busy in zip(ways, planned.simulation.sent_seconds[index], strict=True):
+        ways = (
+            (Direction.FORWARD, ends, link.forward, codecs.forward),
+            (Direction.BACKWARD, ends[::-1], link.backward, codecs.backward),
+        )
+        for way, busy in zip(ways, planned.simulation.sent_seconds[index], strict=True):
+            direction, (source, target), transfer, codec = way
             yield LinkPlan(
                 source=source,
                 target=target,
+                direction=direction,
                 codec=codec.name,
+                num_bytes=transfer.num_bytes,
                 bytes_per_second=transfer.bytes_per_second,
                 latency_seconds=transfer.latency_seconds,
-                step_bytes=planned.pipeline.num_microbatches * transfer.num_bytes,
                 step_seconds=busy,
             )
 

@@ -43,13 +43,13 @@ def test_stages_that_share_a_core_compute_for_longer() -> None:
 def test_each_link_says_what_crosses_it_and_at_what_rate() -> None:
     plan = plan_for(3)
     names = plan.peers
-    assert [(link.source, link.target) for link in plan.links] == [
-        (names[0], names[1]),
-        (names[1], names[0]),
-        (names[1], names[2]),
-        (names[2], names[1]),
+    assert [(link.source, link.target, link.direction) for link in plan.links] == [
+        (names[0], names[1], "forward"),
+        (names[1], names[0], "backward"),
+        (names[1], names[2], "forward"),
+        (names[2], names[1], "backward"),
     ]
     for link in plan.links:
         assert (link.codec, link.bytes_per_second) == ("raw", RATE)
-        assert link.step_seconds == pytest.approx(link.step_bytes / RATE)
-        assert link.step_bytes > 0.0
+        assert link.step_seconds == pytest.approx(16 * link.num_bytes / RATE)
+        assert link.num_bytes > 0.0
