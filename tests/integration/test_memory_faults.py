@@ -32,7 +32,8 @@ def lower_the_limit(stage: Stage, microbatch: MicrobatchInput) -> None:
 
 
 def job(base: Path) -> Job:
-    return gpt_job(base, steps=8, evaluate_every=4, data={**TOKENS, "validation": 0.05})
+    job = gpt_job(base, steps=8, evaluate_every=4, data={**TOKENS, "validation": 0.05})
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"stages": 2})})
 
 
 async def train(folder: Path, base: Path) -> Coordinated:

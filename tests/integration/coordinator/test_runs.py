@@ -120,7 +120,7 @@ async def test_a_port_in_use_is_a_sentence_and_the_folder_stays_free(tmp_path: P
 
 
 async def test_the_operator_sees_and_stops_a_run_and_keeps_its_weights(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, steps=10_000)
+    job = tiny_job(tmp_path, steps=10_000, plan={"stages": 2})
     async with coordinated(job, tmp_path / "state") as run, run.operator() as operator:
         await run.until_told(StepEvent, step=2)
         status = await operator.Status(operator_pb2.StatusRequest())

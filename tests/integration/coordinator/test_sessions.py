@@ -15,6 +15,7 @@ from atoll.coordinator.run.deadlines import Deadlines
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
 from atoll.protocol.ids import Generation
+from atoll.protocol.job import Job
 from atoll.protocol.messages import Kind
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from support.coordinated import Coordinated, ScriptedPeer, coordinated, tiny_job
@@ -65,13 +66,13 @@ async def load(peers: list[ScriptedPeer], generation: int = 1) -> None:
 
 
 @asynccontextmanager
-async def with_peers(folder: Path, *names: str, **settings: Any) -> AsyncIterator[tuple[Coordinated, list[ScriptedPeer]]]:
-    """A coordinator that waits for these scripted peers."""
+async def with_peers(
+    folder: Path, *names: str, job: Job | None = None, **settings: Any
+) -> AsyncIterator[tuple[Coordinated, list[ScriptedPeer]]]:
+    """A coordinator that waits for these scripted peers, with a small job of two stages when none is given."""
+    job = job or tiny_job(folder, options=SMALLEST, plan={"stages": 2})
     settings = {"min_peers": len(names), **settings}
-    async with (
-        coordinated(tiny_job(folder, options=SMALLEST), folder / "state", peers=0, **settings) as run,
-        scripted(run, *names) as peers,
-    ):
+    async with coordinated(job, folder / "state", peers=0, **settings) as run, scripted(run, *names) as peers:
         yield run, peers
 
 
@@ -233,8 +234,10 @@ async def test_a_step_past_its_deadline_is_void(tmp_path: Path) -> None:
 
 async def test_a_peer_that_does_not_load_is_told_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
     deadlines = Deadlines(settle_seconds=SETTLE, loading_seconds=0.8)
-    async with with_peers(tmp_path, "a", "b", min_peers=1, deadlines=deadlines) as (_, (a, b)):
+    # As many stages as there are peers: two at first, then one.
+    async with with_peers(tmp_path, "a", "b", job=tiny_job(tmp_path), min_peers=1, deadlines=deadlines) as (_, (a, b)):
         await a.takes(1)
+        assert assignment_of(a).graph.num_stages == 2
         a.say(ready=session_pb2.Ready(generation=1))
         assert "did not load its stage in time" in (await b.hears("rejected")).reason
         await a.takes(2)

@@ -32,9 +32,11 @@ def offers(*, flops: float = 1e9, memory: int = 10**12) -> tuple[PeerOffer, ...]
 
 @pytest.fixture(scope="module")
 def sizing(tmp_path_factory: pytest.TempPathFactory) -> Sizing:
-    """A small GPT at a batch of 16."""
+    """A small GPT in two stages at a batch of 16."""
     folder = tmp_path_factory.mktemp("sizing")
-    return open_sizing(gpt_job(folder, batch=16, microbatch="auto"), folder / "cache")
+    job = gpt_job(folder, batch=16, microbatch="auto")
+    job = job.model_copy(update={"plan": job.plan.model_copy(update={"stages": 2})})
+    return open_sizing(job, folder / "cache")
 
 
 async def test_a_run_that_chose_ends_with_the_weights_of_the_chosen_number(tmp_path: Path) -> None:

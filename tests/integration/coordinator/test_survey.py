@@ -100,7 +100,8 @@ async def test_real_peers_measure_themselves_and_their_links_and_predictions_fol
 
 
 async def test_a_newcomer_alone_is_asked_before_the_next_plan(tmp_path: Path) -> None:
-    async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0, min_peers=2, survey=SHORT) as run:
+    job = tiny_job(tmp_path, plan={"stages": 2})
+    async with coordinated(job, tmp_path / "state", peers=0, min_peers=2) as run:
         first, second = (ScriptedPeer(run.address, name) for name in "ab")
         await run.until_told(PlanEvent, generation=1)
         kinds = len(first.asked_to_measure)
