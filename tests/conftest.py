@@ -1,13 +1,18 @@
-"""Rules for every test: no process and no thread outlives it, and torch keeps to one thread."""
+"""Rules for every test: no process and no thread outlives it, torch keeps to one thread, and random examples are the same
+each time, however long one takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
 from support.leaks import LeakCheck
+
+hypothesis.settings.register_profile("atoll", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("atoll")
 
 
 @pytest.fixture(scope="session", autouse=True)

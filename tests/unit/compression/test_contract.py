@@ -189,7 +189,7 @@ def test_infinities_and_nan_arrive(name: str, special: float, dtype: torch.dtype
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_tensor(name: str, data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
     dtype = data.draw(st.sampled_from(FLOATS + INTEGERS))
@@ -293,7 +293,7 @@ def test_reset_makes_a_codec_as_new(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.binary(max_size=200), elements=st.integers(0, 300), dtype=st.sampled_from(FLOATS + INTEGERS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_bytes_that_no_encoder_made_are_refused_or_decoded(name: str, data: bytes, elements: int, dtype: torch.dtype) -> None:
     """A checksum guards against damage; a hostile sender must not crash the receiver either."""
     try:

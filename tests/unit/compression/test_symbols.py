@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -50,7 +50,6 @@ def test_outliers_among_small_symbols(outliers: int) -> None:
 
 
 @given(st.lists(st.integers(-LARGEST_SYMBOL, LARGEST_SYMBOL) | st.integers(-9, 9), min_size=1, max_size=70))
-@settings(deadline=None)
 def test_any_symbols(symbols: list[int]) -> None:
     round_trip(torch.tensor(symbols, dtype=torch.float32))
 

@@ -416,7 +416,7 @@ def act(swarm: SimulatedSwarm, kind: str, value: object) -> None:
         swarm.give(StopAsked(reason="stopped", keep_weights=bool(value)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(actions=st.lists(ACTIONS, max_size=60))
 def test_random_events_break_no_invariant_and_the_run_ends(actions: list[tuple[str, object]]) -> None:
     swarm = make_swarm(steps=3, min_peers=2, evaluate_every=2)
@@ -436,7 +436,7 @@ def test_random_events_break_no_invariant_and_the_run_ends(actions: list[tuple[s
     assert swarm.ended.reason
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(order=st.lists(st.integers(0, 100), max_size=80))
 def test_the_order_of_honest_answers_does_not_matter(order: list[int]) -> None:
     swarm = make_swarm(steps=3, evaluate_every=1)
@@ -448,7 +448,7 @@ def test_the_order_of_honest_answers_does_not_matter(order: list[int]) -> None:
     assert [(commit.step, commit.loss) for commit in swarm.commits] == [(1, 2.75), (2, 2.75), (3, 2.75)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(void_at=st.lists(st.integers(0, 40), max_size=4, unique=True))
 def test_void_steps_change_nothing_in_what_is_committed(void_at: list[int]) -> None:
     swarm = make_swarm(steps=4)

@@ -33,7 +33,7 @@ def traffic_of(rate: float, trip: float, transfers: list[tuple[float, int]]) -> 
 
 
 @given(st.floats(1e5, 1e9), st.floats(1e-4, 0.3), st.integers(1, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_saturated_link_shows_its_rate(rate: float, trip: float, count: int) -> None:
     size = max(10**6, int(rate * trip))
     found = traffic_of(rate, trip, [(0.001 * number, size) for number in range(count)])
@@ -41,7 +41,7 @@ def test_a_saturated_link_shows_its_rate(rate: float, trip: float, count: int) -
 
 
 @given(st.floats(1e5, 1e8), st.floats(1e-3, 0.3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_transfers_with_pauses_show_the_same(rate: float, trip: float) -> None:
     size = max(10**6, int(rate * trip))
     pause = 3 * (size / rate + trip)

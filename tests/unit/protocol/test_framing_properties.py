@@ -24,7 +24,7 @@ def accept_all(header: MessageHeader) -> str | None:
     return None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(KINDS, SIZES), max_size=6), st.lists(st.tuples(KINDS, SIZES), max_size=6), st.integers(0, 2**32))
 def test_any_interleaving_delivers_everything_once(
     left_sends: list[tuple[Kind, list[int]]], right_sends: list[tuple[Kind, list[int]]], seed: int
@@ -59,7 +59,7 @@ def test_any_interleaving_delivers_everything_once(
             assert order == sorted(order)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from([0, 1, 40, 700]), min_size=1, max_size=3), st.data())
 def test_one_flipped_bit_in_a_header_or_chunk_is_recovered(sizes: list[int], data: st.DataObject) -> None:
     message = encoded_of(key_of(), *sizes)
@@ -71,7 +71,7 @@ def test_one_flipped_bit_in_a_header_or_chunk_is_recovered(sizes: list[int], dat
     assert [contents(found) for found in arrived] == [contents(message)]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([0, 1, 40]), min_size=1, max_size=3), st.data())
 def test_one_flipped_bit_anywhere_never_gives_wrong_data(sizes: list[int], data: st.DataObject) -> None:
     message = encoded_of(key_of(), *sizes)

@@ -14,7 +14,7 @@ from atoll.protocol.pacing import Allowance, Pacer, TokenBucket, chunk_bytes_for
     st.floats(1e3, 1e9),
     st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 10**6)), min_size=1, max_size=50),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_period_exceeds_the_rate_by_more_than_a_burst_and_a_chunk(rate: float, wishes: list[tuple[float, int]]) -> None:
     bucket, now, sent = TokenBucket(rate, 0.0), 0.0, []
     for pause, size in wishes:

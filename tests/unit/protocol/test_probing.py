@@ -55,7 +55,7 @@ def run(
 
 
 @given(st.floats(1e4, 2e8), st.floats(1e-4, 0.3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_rate_of_a_steady_link_is_found(rate: float, round_trip: float) -> None:
     found, seconds, _ = run(shaped(rate), round_trip)
     assert found == pytest.approx(rate, rel=0.1)

@@ -355,7 +355,7 @@ def test_a_tight_fit_leaves_headroom() -> None:
         plan_placement(dataclasses.replace(request, peers=tighter))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     num_peers=st.integers(1, 9),

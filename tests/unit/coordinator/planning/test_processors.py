@@ -130,7 +130,7 @@ def crowded_pipelines(draw: st.DrawFn) -> Pipeline:
     return pipeline_of(stages, draw(st.integers(1, 5)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(crowded_pipelines())
 def test_no_machine_does_more_than_its_cores_can(pipeline: Pipeline) -> None:
     simulation = simulate(pipeline, record=True)

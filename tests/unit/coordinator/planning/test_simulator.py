@@ -218,7 +218,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return Pipeline(stages=stages, links=links, num_microbatches=draw(st.integers(1, 6)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pipelines())
 def test_every_pipeline_finishes_does_all_its_work_and_keeps_its_limits(pipeline: Pipeline) -> None:
     simulation = simulate(pipeline, record=True)

@@ -55,7 +55,7 @@ def test_a_model_that_would_fit_without_headroom_is_refused_with_what_is_missing
         plan_of(segments_for(1.05), OFFERS)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**40), st.floats(0.5, 0.95), st.integers(1, 4))
 def test_no_plan_is_a_byte_over(offset: int, share: float, count: int) -> None:
     offers = tuple(offer + offset % 9973 for offer in OFFERS[:count])

@@ -93,7 +93,7 @@ def assert_complete(graph: OpGraph, stages: tuple[StageGraph, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_legal_cuts_give_complete_stages(name: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.sampled_from(positions(name)), max_size=4)))
