@@ -65,7 +65,14 @@ class DamagingLending(Lending):
     damage = 0
     wrong_digests = 0
 
+    def __init__(self, own: PeerId) -> None:
+        super().__init__(own)
+        self.num_asked = 0
+        self.asked = asyncio.Event()
+
     async def Fetch(self, request: state_pb2.StateRequest, context: Context) -> None:
+        self.num_asked += 1
+        self.asked.set()
         await super().Fetch(request, DamagingContext(context, self))  # type: ignore[arg-type]
 
 
@@ -126,11 +133,11 @@ async def test_who_asks_early_waits_until_the_donor_has_heard_of_the_change() ->
     async with donor() as (bob, address):
         bob.lend(replace(KEPT, generation=Generation(1), step=StepNumber(3)))
         early = asyncio.create_task(borrow(address))
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await asyncio.wait_for(bob.asked.wait(), 20)
         assert not early.done()
         bob.lend(KEPT)
         assert_complete(await asyncio.wait_for(early, 20))
+        assert bob.num_asked == 1, "it was let wait, not told to ask again"
 
 
 @pytest.mark.parametrize("damage", [1, 2])

@@ -17,8 +17,8 @@ from support.scripted_coordinator import Seat
 MODEL = transformer(tied=True)
 
 
-def messages() -> list[Message]:
-    return measurements_of(MODEL.graph, MODEL.sample(2, torch.Generator().manual_seed(0)))
+def messages(limit_seconds: float = 0.05) -> list[Message]:
+    return measurements_of(MODEL.graph, MODEL.sample(2, torch.Generator().manual_seed(0)), limit_seconds=limit_seconds)
 
 
 async def asked(seat: Seat) -> list[pb.Measured]:
@@ -96,12 +96,12 @@ async def test_a_new_assignment_does_not_wait_for_measurements() -> None:
     (samples, *_) = samples_of(MODEL)
     async with swarm("ann") as peers:
         (seat,) = await peers.seats()
-        requests = messages()
+        requests = messages(limit_seconds=30.0)
         for message in requests:
             seat.submit(message)
         run = HandRun(peers.coordinator, [seat], MODEL.graph, RunSettings())
         run.assign()
         answers = [await seat.hears("measured") for _ in requests]
-        assert {answer.failure for answer in answers} <= {"", "it got a stage in the meantime"}
+        assert answers[-1].failure == "it got a stage in the meantime"
         assert (await seat.hears("ready")).generation == run.generation
         await run.step(1, samples)
