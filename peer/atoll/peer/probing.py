@@ -29,7 +29,7 @@ async def answer_probe(
         speed = await probe_link(
             target,
             own=own,
-            limit_seconds=min(max(probe.limit_seconds, 0.0), _MOST_SECONDS),
+            limit_seconds=min(max(0.0, probe.limit_seconds), _MOST_SECONDS),
             latency_only=probe.latency_only,
             pacers=pacers,
             max_download=max_download,

@@ -103,7 +103,7 @@ class _Probe:
                 call.cancel()
             if not self.doing.startswith("waiting"):
                 self._do("waiting until it has served other probes")
-            await asyncio.sleep(max(again_seconds, _SHORTEST_PAUSE_SECONDS))
+            await asyncio.sleep(max(_SHORTEST_PAUSE_SECONDS, again_seconds))
 
     async def _say_hello(self, call: ProbeCall) -> float | None:
         """None when it is welcome, else after how many seconds to ask again."""

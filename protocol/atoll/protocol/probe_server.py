@@ -54,7 +54,8 @@ class ProbesServicer(probe_pb2_grpc.ProbesServicer):
             return
         self._serving += 1
         try:
-            async with asyncio.timeout(min(max(hello.limit_seconds, 0.0), MAX_SECONDS)):
+            # max(0.0, NaN) is 0, max(NaN, 0.0) is NaN
+            async with asyncio.timeout(min(max(0.0, hello.limit_seconds), MAX_SECONDS)):
                 await self._serve(context)
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -91,8 +92,8 @@ class ProbesServicer(probe_pb2_grpc.ProbesServicer):
                     raise WireError(f"{other or 'an empty frame'} has no place here, or came too often")
 
     async def _direction(self, context: ProbeContext, start: ProbeStart) -> None:
-        start.seconds = min(max(start.seconds, 0.0), DIRECTION_SECONDS)
-        start.round_trip_seconds = min(max(start.round_trip_seconds, 0.0), _LONGEST_TRIP_SECONDS)
+        start.seconds = min(max(0.0, start.seconds), DIRECTION_SECONDS)
+        start.round_trip_seconds = min(max(0.0, start.round_trip_seconds), _LONGEST_TRIP_SECONDS)
         if start.download:
             await send_load(context, start, self._pacers)
         else:

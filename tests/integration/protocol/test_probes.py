@@ -145,6 +145,32 @@ async def test_a_direction_may_not_be_asked_for_again_and_again() -> None:
             await read(call)
 
 
+@pytest.mark.parametrize("download", [False, True])
+async def test_limits_that_are_no_numbers_are_none(download: bool) -> None:
+    servicer = ProbesServicer(OTHER)
+    nan = float("nan")
+    async with serving(servicer) as address, open_channel(address) as channel:
+        call = probe_pb2_grpc.ProbesStub(channel).Probe()
+        await say_hello(call, limit_seconds=10.0)
+        start = ProbeStart(seconds=nan, round_trip_seconds=nan, max_bytes_per_second=nan, download=download)
+        await call.write(ProbeFrame(start=start))
+        if download:
+            assert (await read(call)).HasField("end")
+        else:
+            await call.write(ProbeFrame(load=b"enough at once"))
+            assert (await read(call)).progress.enough
+        call.cancel()
+
+
+async def test_who_gives_no_number_as_its_limit_does_not_hold_the_server() -> None:
+    servicer = ProbesServicer(OTHER)
+    async with serving(servicer) as address, open_channel(address) as channel:
+        call = probe_pb2_grpc.ProbesStub(channel).Probe()
+        await say_hello(call, limit_seconds=float("nan"))
+        await assert_eventually(lambda: servicer.num_serving == 0)
+        call.cancel()
+
+
 class Scripted(probe_pb2_grpc.ProbesServicer):
     """Plays along until the frame called ``until`` comes, and then says ``last``, or nothing."""
 
