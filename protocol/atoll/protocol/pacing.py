@@ -90,17 +90,6 @@ class Pacer:
         """So much is sent without a turn, or (negative) less than granted."""
         self._bucket.spend(num_bytes, self._clock())
 
-    async def take(self, num_bytes: int, urgency: int) -> None:
-        """Returns when ``num_bytes`` may be sent."""
-        granted = asyncio.Event()
-        turn = self.request(num_bytes, urgency, granted.set)
-        try:
-            while not turn.granted:
-                await granted.wait()
-        except asyncio.CancelledError:
-            self.withdraw(turn)
-            raise
-
     def _serve(self) -> None:
         while self._waiting:
             delay = self._bucket.delay(self._clock())
@@ -164,10 +153,19 @@ def pacers_with(pacers: Sequence[Pacer], max_bytes_per_second: float | None) -> 
 
 
 async def take_turns(pacers: Sequence[Pacer], num_bytes: int, urgency: int, within_seconds: float) -> None:
-    """Returns when all of ``pacers`` let ``num_bytes`` be sent. Raises TimeoutError where they do not in time."""
-    async with asyncio.timeout(within_seconds):
-        for pacer in pacers:
-            await pacer.take(num_bytes, urgency)
+    """Returns when all of ``pacers`` let ``num_bytes`` be sent. Raises TimeoutError where they do not in time; then none of
+    them has been charged."""
+    granted = asyncio.Event()
+    allowance = Allowance(pacers, granted.set)
+    try:
+        async with asyncio.timeout(within_seconds):
+            while not allowance.ready(num_bytes, urgency):
+                granted.clear()
+                await granted.wait()
+    except BaseException:
+        allowance.withdraw()
+        raise
+    allowance.use(num_bytes)
 
 
 def paced_chunk_bytes(pacers: Sequence[Pacer], link_rate: float | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from atoll.protocol.errors import WireError
 from atoll.protocol.messages import Kind
-from atoll.protocol.pacing import Pacer, pacers_with
+from atoll.protocol.pacing import Pacer, pacers_with, take_turns
 from atoll.protocol.probing import MAX_BYTES, LoadSender, RateEstimator
 from atoll.protocol.sending import urgency
 from atoll.protocol.v1.probe_pb2 import ProbeEnd, ProbeFrame, ProbeProgress, ProbeStart
@@ -53,8 +53,10 @@ async def send_load(duplex: ProbeDuplex, start: ProbeStart, pacers: Sequence[Pac
             if size == 0:
                 await _heard(progressed, sender)
                 continue
-            for pacer in pacers:
-                await pacer.take(size, _URGENCY)
+            try:
+                await take_turns(pacers, size, _URGENCY, sender.seconds_left(time.monotonic()))
+            except TimeoutError:
+                break
             sender.sent(size)
             await duplex.write(ProbeFrame(load=bytes(_PAYLOAD[:size])))
         await duplex.write(ProbeFrame(end=ProbeEnd()))

@@ -92,6 +92,13 @@ async def test_caps_of_both_owners_are_kept_and_found() -> None:
     assert speed.download_bytes_per_second == pytest.approx(1.5e6, rel=0.15)
 
 
+async def test_a_cap_that_lets_too_little_through_ends_the_direction_in_time() -> None:
+    async with serving(ProbesServicer(OTHER)) as address:
+        target = ProbeTarget(name=OTHER, address=address)
+        with pytest.raises(LinkError, match="too little came through to it to tell a rate"):
+            await probe_link(target, own=OWN, limit_seconds=5.0, pacers=(Pacer(1.0),))
+
+
 async def test_a_second_probe_waits_until_the_first_has_ended() -> None:
     servicer = ProbesServicer(OTHER)
     async with serving(servicer) as direct, shaped_proxy(direct, Shape(up=5e6, down=5e6, delay_seconds=0.02)) as address:

@@ -89,8 +89,8 @@ async def test_who_withdraws_is_passed_over_and_gives_back() -> None:
 
 async def test_a_cancelled_wait_leaves_the_queue() -> None:
     pacer = Pacer(1.0)
-    await pacer.take(10**6, 0)
-    waiting = asyncio.create_task(pacer.take(1, 0))
+    pacer.spend(10**6)
+    waiting = asyncio.create_task(take_turns([pacer], 1, 0, within_seconds=60.0))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -120,7 +120,7 @@ async def test_an_allowance_needs_a_turn_of_every_pacer() -> None:
 async def test_what_becomes_more_urgent_while_it_waits_overtakes() -> None:
     now = [0.0]
     pacer = Pacer(1000.0, clock=lambda: now[0])
-    await pacer.take(1000, 0)
+    pacer.spend(1000)
     mine, other = Allowance([pacer], lambda: None), Allowance([pacer], lambda: None)
     assert not other.ready(1000, 1)
     assert not mine.ready(1000, 3)
@@ -152,6 +152,16 @@ async def test_turns_that_do_not_come_in_time_are_given_up() -> None:
     with pytest.raises(TimeoutError):
         await take_turns([pacer], 1, 0, within_seconds=0.01)
     assert pacer._waiting == []
+
+
+async def test_a_wait_that_is_given_up_leaves_no_debt_where_a_turn_had_come() -> None:
+    free, full = Pacer(1000.0, clock=lambda: 0.0), Pacer(1.0)
+    full.spend(1000)
+    with pytest.raises(TimeoutError):
+        await take_turns([free, full], 5000, 0, within_seconds=0.01)
+    assert free._bucket.delay(0.0) == 0.0
+    await take_turns([free], 5000, 0, within_seconds=60.0)
+    assert free._bucket.delay(0.0) == pytest.approx(4.95)
 
 
 def test_chunks_are_smaller_on_slow_links() -> None:
