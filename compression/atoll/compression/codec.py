@@ -33,8 +33,8 @@ class Codec(Protocol):
     """Encodes tensors one at a time.
 
     An instance with state (``has_state``) belongs to one edge, one direction and one end of a link, and to one generation:
-    whoever holds it calls :meth:`reset` on both ends when that ends. The sender's instance only encodes, the receiver's only
-    decodes, in the order in which the messages were encoded.
+    whoever holds it calls :meth:`reset` on both ends when that ends. The receiver's instance only decodes, in the
+    order in which the messages were encoded.
     """
 
     @property
@@ -48,11 +48,6 @@ class Codec(Protocol):
         ...
 
     @property
-    def decodes_own(self) -> bool:
-        """Whether the sender's instance can decode what it has encoded last, with no effect on what it encodes next."""
-        ...
-
-    @property
     def fixed_rate(self) -> bool:
         """Whether :meth:`num_bytes` is exact; else it is an upper bound."""
         ...
@@ -60,7 +55,8 @@ class Codec(Protocol):
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer | None:
         """The bytes of a row-major tensor on any device, or None when this codec declines it.
 
-        The bytes may be a view of the tensor's memory.
+        The bytes may be a view of the tensor's memory. This instance can decode what it has encoded last, with no effect on
+        what it encodes next.
         """
         ...
 
@@ -86,7 +82,6 @@ class RawCodec:
 
     name = "raw"
     has_state = False
-    decodes_own = True
     fixed_rate = True
 
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer:

@@ -18,7 +18,6 @@ class CastCodec:
     """
 
     has_state = False
-    decodes_own = True
     fixed_rate = True
 
     def __init__(self, name: str, wire: torch.dtype) -> None:

@@ -24,7 +24,6 @@ class PackedCodec:
 
     name = "packed"
     has_state = False
-    decodes_own = True
     fixed_rate = False
 
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer | None:

@@ -79,7 +79,6 @@ class BlockCodec:
     """
 
     has_state = False
-    decodes_own = True
     fixed_rate = True
 
     def __init__(self, name: str, *, bits: int, block: int, rotated: bool) -> None:

@@ -7,13 +7,12 @@ message of a newer generation makes each end begin anew, whatever became of the 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tensor, error_and_norm
+from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tensor
 from atoll.compression.context import CodecContext, Direction, context_of, direction
 from atoll.compression.floating import CastCodec
 from atoll.compression.integers import PackedCodec
@@ -80,24 +79,12 @@ class MessageCoder:
         tensors = tuple((tensor.name, self._decode(encoded.key, tensor)) for tensor in encoded.tensors)
         return Message(key=encoded.key, tensors=tensors, numbers=encoded.numbers)
 
-    def relative_error(self, message: Message, encoded: EncodedMessage) -> float | None:
-        """What the encoding of ``message`` lost, found by decoding it; None where nothing was lost that can be decoded here.
-
-        Costs as much as decoding, so ask for a sample of the messages.
-        """
-        lost = total = 0.0
-        for _, original, decoded in self.lossy(message, encoded):
-            error, norm = error_and_norm(original, decoded)
-            lost, total = math.hypot(lost, error), math.hypot(total, norm)
-        return lost / total if total > 0 else None
-
     def lossy(self, message: Message, encoded: EncodedMessage) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """The tensors that lost bits, by name, before and after, as far as that can be found out here. ``encoded`` is what was
-        encoded last."""
+        """The tensors that lost bits, by name, before and after. ``encoded`` is what was encoded last. Costs as much as
+        decoding, so ask for a sample of the messages."""
         for (_, original), tensor in zip(message.tensors, encoded.tensors, strict=True):
-            chosen = self._codec(tensor.codec, message.key, tensor.name)
-            if tensor.codec not in _LOSSLESS and chosen.decodes_own:
-                yield tensor.name, original, decode_tensor(tensor, chosen, self._context(message.key, tensor.name))
+            if tensor.codec not in _LOSSLESS:
+                yield tensor.name, original, self._decode(message.key, tensor)
 
     def _begin(self, generation: Generation) -> None:
         if generation > self._generation:
@@ -117,13 +104,15 @@ class MessageCoder:
         return context_of(key, edge, self._run_seed)
 
     def _codec(self, name: str, key: MessageKey, edge: str) -> Codec:
-        found = self._stateless.get(name)
+        place = (name, edge, direction(key.kind))
+        current = key.generation == self._generation  # a straggler of an older one must not touch the state
+        found = self._stateless.get(name) or (self._with_state.get(place) if current else None)
         if found is None:
             found = codec(name)
             if not found.has_state:
                 self._stateless[name] = found
-            elif key.generation == self._generation:  # a straggler of an older one must not touch the state
-                found = self._with_state.setdefault((name, edge, direction(key.kind)), found)
+            elif current:
+                self._with_state[place] = found
         return found
 
 

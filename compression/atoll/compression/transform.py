@@ -89,7 +89,6 @@ class TransformCodec:
     tensors with an infinity, a NaN, or magnitudes above 1e30 or all below 1e-30."""
 
     has_state = True
-    decodes_own = True
     fixed_rate = False
 
     def __init__(self, name: str, *, bits: float) -> None:

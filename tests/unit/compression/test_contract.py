@@ -284,6 +284,20 @@ def test_memory_order_is_kept_and_the_tensor_is_left_alone(name: str, tensor: Te
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_sender_can_decode_its_last_with_no_effect_on_what_follows(name: str) -> None:
+    curious, plain, receiver = codec(name), codec(name), codec(name)
+    for microbatch in range(4):
+        tensor, context = randn(40, 60, seed=microbatch), replace(CONTEXT, microbatch=MicrobatchIndex(microbatch))
+        data, same = curious.encode(tensor, context), plain.encode(tensor, context)
+        if data is None or same is None:
+            assert data is same
+            continue
+        assert bytes(data) == bytes(same)
+        back = receiver.decode(data, tensor.dtype, tuple(tensor.shape), context)
+        assert torch.equal(curious.decode(data, tensor.dtype, tuple(tensor.shape), context), back)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_reset_makes_a_codec_as_new(name: str) -> None:
     used, data = codec(name), randn(4, 300)
     used.encode(randn(4, 300, seed=1), CONTEXT)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.compression import registry
+from atoll.compression.codec import error_and_norm
 from atoll.compression.context import CodecContext, Direction, context_of
 from atoll.compression.registry import MessageCoder, codec, decode_message, encode_message, is_raw
 from atoll.protocol.errors import WireError
@@ -24,21 +25,21 @@ class Difference:
 
     name = "difference"
     has_state = True
-    decodes_own = False
     fixed_rate = True
 
     def __init__(self) -> None:
-        self.last: Tensor | None = None
+        self.sent: Tensor | None = None
+        self.received: Tensor | None = None
 
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer:
-        difference = tensor if self.last is None else tensor - self.last
-        self.last = tensor.clone()
+        difference = tensor if self.sent is None else tensor - self.sent
+        self.received, self.sent = self.sent, tensor.clone()
         return tensor_to_bytes(difference)
 
     def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...], context: CodecContext) -> Tensor:
         difference = tensor_from_bytes(data, dtype, shape)
-        self.last = difference if self.last is None else difference + self.last
-        return self.last.clone()
+        self.received = difference if self.received is None else difference + self.received
+        return self.received.clone()
 
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return torch.Size(shape).numel() * dtype.itemsize
@@ -47,7 +48,7 @@ class Difference:
         return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:
-        self.last = None
+        self.sent = self.received = None
 
 
 @pytest.fixture
@@ -89,9 +90,28 @@ def test_the_error_of_a_message() -> None:
     coder = MessageCoder()
     tensors = (("exact", torch.ones(4)), ("rounded", torch.full((4,), 1.0 + 2.0**-8)), ("mask", torch.arange(100)))
     message = Message(key=key_of(), tensors=tensors)
-    error = coder.relative_error(message, coder.encode(message, "bf16"))
-    assert error == pytest.approx(2.0**-8 / (1.0 + (1.0 + 2.0**-8) ** 2) ** 0.5, rel=1e-3)
-    assert coder.relative_error(message, coder.encode(message)) is None
+    lossy = {name: error_and_norm(*pair) for name, *pair in coder.lossy(message, coder.encode(message, "bf16"))}
+    assert lossy["exact"] == (0.0, 2.0)
+    assert lossy["rounded"] == pytest.approx((2 * 2.0**-8, 2 * (1.0 + 2.0**-8)))
+    assert set(lossy) == {"exact", "rounded"}
+    assert list(coder.lossy(message, coder.encode(message))) == []
+
+
+@pytest.mark.usefixtures("with_difference")
+def test_a_codec_with_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Difference] = []
+
+    def make() -> Difference:
+        made.append(Difference())
+        return made[-1]
+
+    monkeypatch.setitem(registry._MAKERS, "difference", make)  # type: ignore[arg-type]
+    coder = MessageCoder()
+    for value in (1.0, 3.0):
+        message = message_of(value)
+        encoded = coder.encode(message, "difference")
+        assert [float(decoded[0]) for _, _, decoded in coder.lossy(message, encoded)] == [value]
+    assert len(made) == 1
 
 
 @pytest.mark.usefixtures("with_difference")
