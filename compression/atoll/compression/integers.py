@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,12 +91,7 @@ def _pack(words: Tensor, bits: int, body: Tensor) -> None:
     if bits > 1:
         body.view(-1, bits // 8).copy_(words.view(torch.uint8).view(-1, _WORD_BYTES)[:, : bits // 8])
         return
-    eights = torch.zeros(8 * body.numel(), dtype=torch.uint8)
-    eights[: words.numel()] = words
-    columns = eights.view(-1, 8)
-    body.copy_(columns[:, 0])
-    for place in range(1, 8):
-        body.add_(columns[:, place], alpha=1 << place)
+    body.copy_(torch.from_numpy(np.packbits(words.numpy(), bitorder="little")))
 
 
 def _unpack(body: Tensor, bits: int, count: int) -> Tensor:
@@ -103,5 +99,4 @@ def _unpack(body: Tensor, bits: int, count: int) -> Tensor:
         words = torch.zeros(count, _WORD_BYTES, dtype=torch.uint8)
         words[:, : bits // 8] = body.view(-1, bits // 8)
         return words.view(torch.int64).reshape(-1)
-    places = torch.arange(8, dtype=torch.uint8)
-    return body.unsqueeze(1).bitwise_right_shift(places).bitwise_and_(1).reshape(-1)[:count].to(torch.int64)
+    return torch.from_numpy(np.unpackbits(body.numpy(), count=count, bitorder="little")).to(torch.int64)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from scipy.linalg import hadamard
 from torch import Tensor
 from torch.nn import functional
 
@@ -133,10 +134,7 @@ class BlockCodec:
 
 @cache
 def _hadamard(size: int) -> Tensor:
-    matrix = torch.ones(1, 1)
-    while len(matrix) < size:
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix
+    return torch.from_numpy(hadamard(size)).float()
 
 
 def _windows_at_once(device: torch.device) -> int:

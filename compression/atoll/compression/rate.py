@@ -57,7 +57,7 @@ def _entropy_of_normal(step: float, dithered: bool) -> float:
     distances = (points / step - symbols.unsqueeze(1)).abs()
     shares = (1.0 - distances).clamp(min=0.0) if dithered else (distances < 0.5).double()
     probabilities = (shares @ weights) / weights.sum()
-    return float(-torch.special.xlogy(probabilities, probabilities).sum()) / math.log(2)
+    return float(torch.special.entr(probabilities).sum()) / math.log(2)
 
 
 def _bisected(bits_of: Callable[[float], float], bits: float) -> float:

@@ -22,6 +22,7 @@ import math
 import struct
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,9 +118,8 @@ class TransformCodec:
         mask = heights > 0
         if bool(mask.all()):
             return self._encode_rows(rows, context, 0, b"")
-        packed = torch.nn.functional.pad(mask.cpu(), (0, -len(mask) % 8)).view(-1, 8)
-        bitmap = (packed.to(torch.uint8) << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
-        return self._encode_rows(rows[mask], context, _MASK, bitmap.numpy().tobytes())
+        bitmap = np.packbits(mask.cpu().numpy(), bitorder="little")
+        return self._encode_rows(rows[mask], context, _MASK, bitmap.tobytes())
 
     def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...], context: CodecContext) -> Tensor:
         view = memoryview(data).cast("B")
@@ -269,9 +269,8 @@ def _read_mask(data: memoryview, num_rows: int, flags: int) -> tuple[Tensor | No
     num_bytes = -(-num_rows // 8)
     if data.nbytes < num_bytes:
         raise WireError(f"{data.nbytes} bytes cannot hold a mask of {num_rows} rows")
-    octets = torch.frombuffer(bytearray(data[:num_bytes]), dtype=torch.uint8)
-    bits = octets.unsqueeze(1).bitwise_right_shift(torch.arange(8, dtype=torch.uint8)).bitwise_and_(1).view(-1)
-    mask = bits[:num_rows].bool()
+    bits = np.unpackbits(np.frombuffer(data[:num_bytes], np.uint8), count=num_rows, bitorder="little")
+    mask = torch.from_numpy(bits).bool()
     if not bool(mask.any()):
         raise WireError("a mask of no rows")
     return mask, data[num_bytes:]

@@ -105,7 +105,7 @@ def test_a_codec_with_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(Difference())
         return made[-1]
 
-    monkeypatch.setitem(registry._MAKERS, "difference", make)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry._MAKERS, "difference", make)
     coder = MessageCoder()
     for value in (1.0, 3.0):
         message = message_of(value)
