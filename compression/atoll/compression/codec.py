@@ -121,7 +121,8 @@ def decode_tensor(encoded: EncodedTensor, codec: Codec, context: CodecContext) -
 
 
 def error_and_norm(original: Tensor, decoded: Tensor) -> tuple[float, float]:
-    """``|original - decoded|`` and ``|original|``, 2-norms over the finite elements of floating-point tensors."""
+    """``|original - decoded|`` and ``|original|``, 2-norms over the finite elements of floating-point tensors. An
+    element that became infinite counts in the norm and not as error."""
     if not original.is_floating_point():
         return 0.0, 0.0
     wanted = original.detach().to(decoded.device, torch.promote_types(original.dtype, torch.float32), copy=True)

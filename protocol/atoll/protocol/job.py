@@ -23,8 +23,7 @@ from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
 
 COLOURS = 3  # channels of the images that the built-in ResNet takes
-_TRANSFORMS = ("transform", "transform-1.5", "transform-1", "transform-0.5")
-CODECS = ("auto", "raw", "fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", *_TRANSFORMS)
+CODECS = ("auto", *LADDER, "fp32", "fp16")
 
 
 class OptimizerSection(Section):
@@ -93,7 +92,7 @@ class TrainingSection(Section):
         """The sizes that a microbatch may have, the smallest first: the one that is given, or all that divide ``batch``."""
         if self.microbatch != "auto":
             return (self.microbatch,)
-        return tuple(size for size in range(1, self.batch + 1) if self.batch % size == 0)
+        return _divisors(self.batch)
 
     @property
     def microbatch_samples(self) -> int:
@@ -114,11 +113,14 @@ class TrainingSection(Section):
             )
         size = self.microbatch
         if size != "auto" and self.batch % size:
-            divisors = [str(one) for one in range(1, self.batch + 1) if self.batch % one == 0]
-            nearest = sorted(divisors, key=lambda one: abs(int(one) - size))[:3]
-            choices = listed(sorted(nearest, key=int))
+            nearest = sorted(_divisors(self.batch), key=lambda one: abs(one - size))[:3]
+            choices = listed([str(one) for one in sorted(nearest)])
             raise WrongValue("microbatch", f"{size} does not divide training.batch ({self.batch}); use {choices}")
         return self
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, number + 1) if number % one == 0)
 
 
 def _codec_name(value: object) -> str:
@@ -130,9 +132,8 @@ def _codec_name(value: object) -> str:
 def _rung(value: object) -> str | None:
     if value is None:
         return None
-    ladder = [name for name in LADDER if name in CODECS]
-    if value not in ladder:
-        raise WrongValue("", f"{show(value)} is no codec to choose from; {suggestion(str(value), ladder)}")
+    if value not in LADDER:
+        raise WrongValue("", f"{show(value)} is no codec to choose from; {suggestion(str(value), LADDER)}")
     return str(value)
 
 

@@ -24,7 +24,7 @@ from atoll.protocol.v1 import frames_pb2
 MAX_TENSORS = 4096  # a header must itself fit in one frame; no stage boundary comes near this
 MAX_NUMBERS = 1024  # sizes and scales of one microbatch
 CHUNK_BYTES = 512 * 1024  # an eighth of gRPC's default limit: small enough to let urgent messages in between soon
-MIN_CHUNK_BYTES = 1024  # smaller ones would cost more in headers than they carry
+MIN_CHUNK_BYTES = 1024  # a header that cuts a message into absurdly many frames is refused
 MAX_DIMENSIONS = 64  # torch's own limit
 MAX_NAME_LENGTH = 1024  # parameter names are module paths
 

@@ -152,11 +152,11 @@ class Outbox(Generic[Item]):
 
     def _next_frame(self) -> Dispatch[Item] | None:
         """An answer, or a frame whose turn has come."""
-        if not self._stream.has_answers:
+        answering = self._stream.has_answers
+        if not answering:
             urgency = self._stream.most_urgent()
             if urgency is None or not self._allowance.ready(self._stream.chunk_bytes, urgency):
                 return None
-        answering = self._stream.has_answers
         found = self._stream.next_frame_of()
         assert found is not None, "there is an answer, or a message that credit allows to send"
         frame, message = found

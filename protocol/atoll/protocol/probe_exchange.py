@@ -11,11 +11,10 @@ from typing import Protocol
 from atoll.protocol.errors import WireError
 from atoll.protocol.messages import Kind
 from atoll.protocol.pacing import Pacer, pacers_with, take_turns
-from atoll.protocol.probing import MAX_BYTES, LoadSender, RateEstimator
+from atoll.protocol.probing import LARGEST_LOAD_BYTES, MAX_BYTES, LoadSender, RateEstimator
 from atoll.protocol.sending import urgency
 from atoll.protocol.v1.probe_pb2 import ProbeEnd, ProbeFrame, ProbeProgress, ProbeStart
 
-_PAYLOAD = memoryview(os.urandom(512 * 1024))  # a tunnel that compresses must not look faster than it is
 _URGENCY = urgency(Kind.STATE)
 
 
@@ -43,6 +42,7 @@ async def send_load(duplex: ProbeDuplex, start: ProbeStart, pacers: Sequence[Pac
         max_bytes=MAX_BYTES,
         round_trip_seconds=start.round_trip_seconds,
     )
+    payload = os.urandom(LARGEST_LOAD_BYTES)  # a tunnel that compresses must not look faster than it is
     pacers = pacers_with(pacers, start.max_bytes_per_second)
     progressed = asyncio.Event()
     listening = asyncio.create_task(_listen(duplex, sender, progressed))
@@ -58,7 +58,7 @@ async def send_load(duplex: ProbeDuplex, start: ProbeStart, pacers: Sequence[Pac
             except TimeoutError:
                 break
             sender.sent(size)
-            await duplex.write(ProbeFrame(load=bytes(_PAYLOAD[:size])))
+            await duplex.write(ProbeFrame(load=payload[:size]))
         await duplex.write(ProbeFrame(end=ProbeEnd()))
         return await listening
     finally:

@@ -19,13 +19,14 @@ MAX_SECONDS = 30.0
 """The longest that a server attends to one probe, whoever asks."""
 DIRECTION_SECONDS = 4.0
 """The longest that one direction takes: TCP needs more than a second to fill a gigabit over 100 ms."""
+LARGEST_LOAD_BYTES = 256 * 1024
+"""The most that is handed over at once."""
 
 _SLICE_SECONDS = 0.1
 _SLICE_ARRIVALS = 4
 _SLICES = 3
 _AGREE = 0.15
 _SMALLEST_LOAD_BYTES = 8 * 1024
-_LARGEST_LOAD_BYTES = 256 * 1024
 _LOAD_SECONDS = 0.01
 _FIRST_WINDOW_BYTES = 64 * 1024
 _WINDOW_TRIPS = 2.5
@@ -118,7 +119,7 @@ class LoadSender:
 
     def next_bytes(self) -> int:
         """The size of what to send next; 0 while the other end has to take more first."""
-        size = int(min(max(self._rate * _LOAD_SECONDS, _SMALLEST_LOAD_BYTES), _LARGEST_LOAD_BYTES))
+        size = int(min(max(self._rate * _LOAD_SECONDS, _SMALLEST_LOAD_BYTES), LARGEST_LOAD_BYTES))
         window = max(_FIRST_WINDOW_BYTES, _WINDOW_TRIPS * self._rate * self._trip_seconds)
         size = min(size, self._max_bytes - self._sent)
         return size if self._sent + size - self._arrived <= window else 0

@@ -26,7 +26,7 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_flops(text: str) -> float | None:
-    """``4.5TFLOPS``, ``900G``, ``2e12`` in operations a second; None for anything else."""
+    """``4.5TFLOPS``, ``900G`` in operations a second; None for anything else."""
     match = _FLOPS.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SIZES[match[2].upper()]
 

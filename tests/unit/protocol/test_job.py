@@ -123,8 +123,8 @@ def test_the_examples_are_valid() -> None:
         ("network.compression=bff16", "network.compression: 'bff16' is not a codec of this version; did you mean 'bf16'?"),
         (
             "network.compression={forward: raw, backward: top-k}",
-            "network.compression.backward: 'top-k' is not a codec of this version; choose 'auto', 'raw', 'fp32', 'bf16', "
-            "'fp16', 'int8', 'int4', 'int3', 'int2', 'transform', 'transform-1.5', 'transform-1' or 'transform-0.5'",
+            "network.compression.backward: 'top-k' is not a codec of this version; choose 'auto', 'raw', 'bf16', 'int8', "
+            "'transform', 'transform-1.5', 'int4', 'transform-1', 'transform-0.5', 'int3', 'int2', 'fp32' or 'fp16'",
         ),
         (
             "durability.copies=2",
