@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 
+from atoll.peer.shared_gradients import use_name
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import Bindings, Boundary, SharedParameter, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import StageIndex
@@ -163,7 +164,7 @@ def _tied_names(stage: StageIndex, shared: Iterable[SharedParameter]) -> dict[tu
             if other == stage:
                 continue
             for sender, receiver in ((stage, other), (other, stage)):
-                mine = frozenset(f"{parameter.name}@{use.node}:{use.position}" for use in parameter.uses if use.stage == sender)
+                mine = frozenset(use_name(parameter.name, use) for use in parameter.uses if use.stage == sender)
                 names[sender, receiver] = names.get((sender, receiver), frozenset()) | mine
     return names
 

@@ -132,3 +132,13 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     flat = [tensor.view(-1) for tensor in tensors]
     for start in range(0, count, _PIECE):
         yield tuple(tensor[start : start + _PIECE] for tensor in flat)
+
+
+def squared_norm(gradient: torch.Tensor | None) -> float:
+    """The square of the gradient's norm in double precision; 0.0 for a parameter that got none."""
+    if gradient is None:
+        return 0.0
+    if gradient.device.type == "mps":  # has no double precision
+        gradient = gradient.cpu()
+    # torch makes a copy in double precision, so a large gradient is looked at piece by piece.
+    return sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for (piece,) in pieces(gradient))

@@ -29,7 +29,8 @@ from atoll.peer.flight import Executed, Flight, Recording
 from atoll.peer.gradient_home import GradientHome
 from atoll.peer.initialisation import initial_value
 from atoll.peer.lasting import lasting_copy, lasting_zeros
-from atoll.peer.optimizer import Optimizer, pieces
+from atoll.peer.optimizer import Optimizer, squared_norm
+from atoll.peer.shared_gradients import SharedGradients
 from atoll.peer.staging import Staging, staging_for
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.errors import NumericalFault, WireError
@@ -48,7 +49,7 @@ from atoll.protocol.limits import DEFAULT_LIMITS, Limits
 from atoll.protocol.randomness import node_seed
 from atoll.protocol.state import COUNTER, MOMENTS, moment_name
 
-__all__ = ["Forwarded", "MicrobatchInput", "Stage", "StageSettings", "squared_norm"]
+__all__ = ["Forwarded", "MicrobatchInput", "Stage", "StageSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class Stage:
         self._mutated = tuple(buffer.name for buffer in graph.buffers if buffer.mutated)
         self._parameters: dict[str, torch.Tensor] = {}
         self._uses: dict[int, torch.Tensor] = {}
+        self._shared = SharedGradients(graph, self._layout, self._uses, self._staging)
         self._buffers: dict[str, torch.Tensor] = {}
         self._working: dict[str, torch.Tensor] = {}
         self._flights: dict[MicrobatchIndex, Flight] = {}
@@ -151,12 +153,7 @@ class Stage:
 
         Not that of a parameter shared with other stages: it is being sent to them, maybe still when the next step begins.
         """
-        sent = {
-            self._layout.use(use)
-            for shared in self.graph.shared
-            for use in shared.uses
-            if use.stage == self.graph.stage and len(shared.stages) > 1
-        }
+        sent = self._shared.sent_slots()
         leaves = [value for value in self._parameters.values() if value.requires_grad]
         leaves += [leaf for slot, leaf in self._uses.items() if slot not in sent]
         for leaf in leaves:
@@ -253,16 +250,7 @@ class Stage:
     def tied_gradients(self) -> dict[str, torch.Tensor]:
         """The step's gradient of each own use of a parameter that other stages hold too, by "NAME@NODE:POSITION"."""
         self._accumulate_all()
-        found: dict[str, torch.Tensor] = {}
-        for shared in self.graph.shared:
-            if len(shared.stages) < 2:
-                continue
-            for use in shared.uses:
-                if use.stage == self.graph.stage:
-                    gradient = self._uses[self._layout.use(use)].grad
-                    if gradient is not None:
-                        found[f"{shared.name}@{use.node}:{use.position}"] = self._staging.to_host(gradient)
-        return found
+        return self._shared.outgoing()
 
     def finish(self, tied: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Completes the step's gradients with the ``tied`` ones of other stages.
@@ -272,7 +260,8 @@ class Stage:
         """
         assert not self._flights, "a microbatch is still in flight"
         self._accumulate_all()
-        self._sum_shared(tied or {})
+        for name, gradient in self._shared.totals(tied or {}):
+            self._parameters[name].grad = gradient
         elsewhere = {shared.name for shared in self.graph.shared if shared.uses[0].stage != self.graph.stage}
         norms: dict[str, float] = {}
         for spec in self.graph.parameters:
@@ -387,41 +376,3 @@ class Stage:
     def _accumulate_all(self) -> None:
         for index in list(self._deferred):
             self.accumulate(index)
-
-    def _sum_shared(self, tied: Mapping[str, torch.Tensor]) -> None:
-        """The gradient of each shared parameter: that of its uses, summed in the graph's order.
-
-        A gradient that was received, or is not being sent, takes the sum; one that is being sent must not change.
-        """
-        for shared in self.graph.shared:
-            total: torch.Tensor | None = None
-            ours = False
-            for use in shared.uses:
-                own = use.stage == self.graph.stage
-                if own:
-                    gradient = self._uses[self._layout.use(use)].grad
-                else:
-                    sent = tied.get(f"{shared.name}@{use.node}:{use.position}")
-                    gradient = None if sent is None else self._staging.to_device(sent)
-                if gradient is None:
-                    continue
-                free = not own or len(shared.stages) == 1
-                if total is None:
-                    total, ours = gradient, free
-                elif ours:
-                    total.add_(gradient)
-                elif free:
-                    total, ours = gradient.add_(total), True
-                else:
-                    total, ours = total + gradient, True
-            self._parameters[shared.name].grad = total
-
-
-def squared_norm(gradient: torch.Tensor | None) -> float:
-    """The square of the gradient's norm in double precision; 0.0 for a parameter that got none."""
-    if gradient is None:
-        return 0.0
-    if gradient.device.type == "mps":  # has no double precision
-        gradient = gradient.cpu()
-    # torch makes a copy in double precision, so a large gradient is looked at piece by piece.
-    return sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for (piece,) in pieces(gradient))

@@ -7,8 +7,7 @@ import torch
 
 from atoll.peer.gradient_home import GradientHome
 from atoll.peer.lasting import lasting_copy, lasting_zeros, lasting_zeros_like
-from atoll.peer.optimizer import Optimizer, pieces
-from atoll.peer.stage import squared_norm
+from atoll.peer.optimizer import Optimizer, pieces, squared_norm
 from atoll.protocol.assignment import OptimizerSettings
 
 LARGE = (1100, 1000)
