@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
-from atoll.coordinator.planning.processors import crowded, machine_cores, threads_of
+from atoll.coordinator.planning.processors import crowded, threads_of
 from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job_errors import listed
@@ -81,9 +81,7 @@ def _computing(peers: tuple[PeerId, ...], simulation: Simulation) -> list[Bottle
 def _machines(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> list[Bottleneck]:
     """Machines whose processors several stages share. ``stage`` is the first of them."""
     step, found = simulation.step_seconds, []
-    for members in crowded(pipeline.stages):
-        on_it = [pipeline.stages[member] for member in members]
-        cores = machine_cores(on_it)
+    for members, cores in crowded(pipeline.stages):
         busy = sum(threads_of(pipeline.stages[member], cores) * simulation.compute_seconds[member] for member in members)
         share = busy / cores / step
         words = f"{cores} processor core{'' if cores == 1 else 's'} that {listed([peers[one] for one in members], 'and')} share"

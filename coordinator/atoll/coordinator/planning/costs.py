@@ -20,7 +20,9 @@ from atoll.coordinator.planning.segments import RAW, PeerOffer, Segments
 ACCUMULATE_SHARE = 0.5
 """The part of a backward pass that makes the gradients of the weights, where nothing was measured: half, as for a matrix
 product."""
-
+PARAMETER_BYTES_PER_SECOND = 1e9
+"""Parameter bytes that an optimizer updates in a second where nothing was measured; memory-bound, so much the same on any
+processor."""
 NORM_BYTES_PER_SECOND = 4e9
 """Bytes of gradients whose norms a processor works out in a second; as memory-bound as the optimizer, with less to do."""
 MOST_NORMS = 0.5
@@ -135,7 +137,7 @@ def peer_seconds(segments: Segments, peers: tuple[PeerOffer, ...]) -> PeerSecond
             rows.append([*map(np.asarray, (known.forward, known.backward, known.accumulate)), once - finish, finish])
         else:
             forward, backward = (flops / max(peer.flops_per_second, 1.0) for flops in estimates[:2])
-            update = estimates[2] / peer.parameter_bytes_per_second
+            update = estimates[2] / PARAMETER_BYTES_PER_SECOND
             rows.append([forward, (1.0 - ACCUMULATE_SHARE) * backward, ACCUMULATE_SHARE * backward, update, norms])
     forward, backward, accumulate, update, finish = (np.stack(each).astype(np.float64) for each in zip(*rows, strict=True))
     return PeerSeconds(forward=forward, backward=backward, accumulate=accumulate, update=update, finish=finish)

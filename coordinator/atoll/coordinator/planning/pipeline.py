@@ -138,14 +138,12 @@ class Activity:
 class Simulation:
     """What happened in one step, from the coordinator's word for the step before to its word for this one.
 
-    ``finished_seconds`` is when each stage had all its gradients. ``compute_seconds`` is what each computes for microbatches at
-    full speed, ``busy_seconds`` how long it is at them and at the norms by the clock, slowed down by others on its machine.
-    ``sent_seconds`` is how long each link was busy (forward, backward), ``peak_in_flight`` the most microbatches each stage
-    held.
+    ``compute_seconds`` is what each stage computes for microbatches at full speed, ``busy_seconds`` how long it is at them and
+    at the norms by the clock, slowed down by others on its machine. ``sent_seconds`` is how long each link was busy (forward,
+    backward), ``peak_in_flight`` the most microbatches each stage held.
     """
 
     step_seconds: float
-    finished_seconds: tuple[float, ...]
     compute_seconds: tuple[float, ...]
     busy_seconds: tuple[float, ...]
     sent_seconds: tuple[tuple[float, float], ...]

@@ -56,8 +56,8 @@ class Processors:
         self._schedule = schedule
         self._version = 0
         self._machines: dict[int, Machine] = {}
-        for members in crowded(stages):
-            machine = Machine(cores=machine_cores([stages[member] for member in members]))
+        for members, cores in crowded(stages):
+            machine = Machine(cores=cores)
             self._machines.update(dict.fromkeys(members, machine))
 
     def shared(self, stage: int) -> bool:
@@ -109,16 +109,15 @@ class Crowd:
 def crowds_of(tenants: Sequence[Tenant]) -> list[Crowd]:
     """Of each tenant, if all computed at the same time."""
     found = [Crowd()] * len(tenants)
-    for number, members in enumerate(crowded(tenants)):
-        cores = machine_cores([tenants[member] for member in members])
+    for number, (members, cores) in enumerate(crowded(tenants)):
         for member in members:
             found[member] = Crowd(machine=number, share=threads_of(tenants[member], cores) / cores)
     return found
 
 
-def crowded(tenants: Sequence[Tenant]) -> list[list[int]]:
-    """The tenants of each machine on which they could want more threads than there are cores."""
-    return [members for members, wanted, cores in _machines(tenants) if wanted > cores]
+def crowded(tenants: Sequence[Tenant]) -> list[tuple[list[int], int]]:
+    """The tenants of each machine on which they could want more threads than there are cores, and these."""
+    return [(members, cores) for members, wanted, cores in _machines(tenants) if wanted > cores]
 
 
 def full(tenants: Sequence[Tenant]) -> list[int]:
@@ -135,14 +134,9 @@ def _machines(tenants: Sequence[Tenant]) -> list[tuple[list[int], int, int]]:
     found = []
     for members in machines.values():
         on_it = [tenants[member] for member in members]
-        cores = machine_cores(on_it)
+        cores = max(tenant.cores for tenant in on_it)  # what the best informed of them says
         found.append((members, sum(threads_of(tenant, cores) for tenant in on_it), cores))
     return found
-
-
-def machine_cores(tenants: Sequence[Tenant]) -> int:
-    """Of one machine: what the best informed of its tenants says."""
-    return max(tenant.cores for tenant in tenants)
 
 
 def threads_of(tenant: Tenant, cores: int) -> int:

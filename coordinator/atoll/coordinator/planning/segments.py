@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from atoll.compression.policy import Rung
 from atoll.protocol.ids import NodeIndex, PeerId
 
-PARAMETER_BYTES_PER_SECOND = 1e9
-"""Parameter bytes that an optimizer updates in a second where nothing was measured; memory-bound, so much the same on any
-processor."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
@@ -102,7 +98,6 @@ class PeerOffer:
     memory_bytes: int
     measured: MeasuredSeconds | None = None
     overhead_seconds: float = 0.0
-    parameter_bytes_per_second: float = PARAMETER_BYTES_PER_SECOND
     coordinator_round_trip_seconds: float = 0.0
     trusted: bool = True
     machine: str = ""

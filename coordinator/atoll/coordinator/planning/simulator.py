@@ -51,7 +51,6 @@ class _Stage:
     awaited: int = 0
     computed: float = 0.0
     busy_seconds: float = 0.0
-    finished: float = math.inf
     reported: float = math.inf
 
 
@@ -124,7 +123,7 @@ class _Run:
         else:
             target = self._pipeline.exchanges[index - 2 * num_links].target
             self._stages[target].awaited -= 1
-            self._complete(target, now)
+            self._finish(target, now)
 
     def _finished_work(self, index: int, kind: int, now: float) -> None:
         stage = self._stages[index]
@@ -145,26 +144,26 @@ class _Run:
             if index > 0:
                 self._wires.send(self._connections[len(self._pipeline.links) + index - 1], stage.backwards - 1, now)
             if stage.durations[_ACCUMULATE] == 0.0:
-                stage.accumulated += 1
-                self._complete(index, now)
+                self._accumulated(index, now)
         elif kind == _ACCUMULATE:
-            stage.accumulated += 1
-            self._complete(index, now)
+            self._accumulated(index, now)
         elif kind == _FINISH:
             stage.reported = now + stage.times.coordinator_seconds
 
-    def _complete(self, index: int, now: float) -> None:
-        """All microbatches may be through, or the gradients of a shared parameter may have come."""
+    def _accumulated(self, index: int, now: float) -> None:
+        """A microbatch is through; after the last one the gradients of shared parameters leave."""
         stage = self._stages[index]
-        if stage.accumulated < self._num_microbatches:
-            return
-        if stage.finished == math.inf:
-            stage.finished = now
+        stage.accumulated += 1
+        if stage.accumulated == self._num_microbatches:
             for number, exchange in enumerate(self._pipeline.exchanges):
                 if exchange.source == index:
                     self._wires.send(self._connections[2 * len(self._pipeline.links) + number], 0, now)
-        if stage.awaited == 0:
-            stage.finished = now
+            self._finish(index, now)
+
+    def _finish(self, index: int, now: float) -> None:
+        """If all microbatches are through and all gradients of shared parameters have come."""
+        stage = self._stages[index]
+        if stage.accumulated == self._num_microbatches and stage.awaited == 0:
             self._begin(index, stage, _FINISH, 0, now)
 
     def _dispatch(self) -> None:
@@ -223,13 +222,12 @@ class _Run:
         self._activities.append(Activity(kind=kind, stage=stage, microbatch=microbatch, start_seconds=start, end_seconds=end))
 
     def _summary(self) -> Simulation:
-        finished = tuple(stage.finished for stage in self._stages)
-        assert max(finished) < math.inf, "every stage finishes, for no work waits for a later microbatch"
+        reported = max(stage.reported for stage in self._stages)
+        assert reported < math.inf, "every stage finishes, for no work waits for a later microbatch"
         num_links = len(self._pipeline.links)
         busy = [connection.busy_seconds for connection in self._connections]
         return Simulation(
-            step_seconds=max(stage.reported for stage in self._stages) + self._pipeline.commit_seconds,
-            finished_seconds=finished,
+            step_seconds=reported + self._pipeline.commit_seconds,
             compute_seconds=tuple(stage.computed for stage in self._stages),
             busy_seconds=tuple(stage.busy_seconds for stage in self._stages),
             sent_seconds=tuple((busy[index], busy[num_links + index]) for index in range(num_links)),

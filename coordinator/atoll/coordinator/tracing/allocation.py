@@ -7,7 +7,7 @@ was made. What kernels use inside is not seen.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Phase(StrEnum):
@@ -30,8 +31,7 @@ class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = Phase.FORWARD
         self.alive = dict.fromkeys(Phase, 0)
         self.on_change = on_change
-        self._numbers: dict[int, int] = {}
-        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._numbers: MutableMapping[torch.UntypedStorage, int] = WeakIdKeyDictionary()
         self._next = 0
 
     def exempt(self, tensor: Tensor) -> int:
@@ -52,18 +52,15 @@ class AllocationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _number(self, storage: torch.UntypedStorage, num_bytes: int) -> int:
-        key = id(storage)
-        if key in self._watched and self._watched[key]() is storage:
-            return self._numbers[key]
-        phase, number = self.phase, self._next
+        known = self._numbers.get(storage)
+        if known is not None:
+            return known
+        number = self._next
         self._next += 1
-
-        def freed(_: object) -> None:
-            self.alive[phase] -= num_bytes
-            if self._numbers.get(key) == number:
-                del self._numbers[key], self._watched[key]
-
-        self.alive[phase] += num_bytes
-        self._numbers[key] = number
-        self._watched[key] = weakref.ref(storage, freed)
+        self._numbers[storage] = number
+        self.alive[self.phase] += num_bytes
+        weakref.finalize(storage, self._freed, self.phase, num_bytes).atexit = False
         return number
+
+    def _freed(self, phase: Phase, num_bytes: int) -> None:
+        self.alive[phase] -= num_bytes

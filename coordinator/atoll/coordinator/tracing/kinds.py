@@ -50,19 +50,18 @@ class SegmentKinds:
 
 
 def segment_kinds(
-    rehearsal: Rehearsal, positions: Sequence[NodeIndex], settings: KindSettings, bindings: Mapping[str, int] | None = None
+    rehearsal: Rehearsal, positions: Sequence[NodeIndex], settings: KindSettings, bindings: Mapping[str, int]
 ) -> SegmentKinds:
     """The kinds of the segments between ``positions`` (from 0 to the number of nodes), in the order of their first segments.
 
-    ``bindings`` are the sizes of a real microbatch, by default the example's.
+    ``bindings`` are the sizes of a real microbatch.
     """
-    sizes = dict(rehearsal.graph.example if bindings is None else bindings)
     places: dict[str, int] = {}
     kinds: list[SegmentKind] = []
     of_segment: list[int] = []
     for stage in slice_graph(rehearsal.graph, positions[1:-1], rehearsal.differentiable):
         graph = _alone(stage)
-        fingerprint = _fingerprint(graph, settings, sizes)
+        fingerprint = _fingerprint(graph, settings, bindings)
         if fingerprint not in places:
             places[fingerprint] = len(kinds)
             kinds.append(SegmentKind(fingerprint=fingerprint, graph=graph))

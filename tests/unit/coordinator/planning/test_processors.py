@@ -104,10 +104,10 @@ def test_only_machines_that_can_be_short_are_looked_at() -> None:
 
     stages = [stage("a", 2), stage("b", 2), stage("a", 2), stage("", 1), stage("", 1), stage("c", 0), stage("c", 0)]
     assert crowded(stages) == []
-    assert crowded([*stages, stage("a", 2)]) == [[0, 2, 7]]
+    assert crowded([*stages, stage("a", 2)]) == [([0, 2, 7], 2)]
     # More threads than cores are in the measured speed already.
     assert crowded([stage("d", 2, threads=8)]) == []
-    assert crowded([stage("d", 2, threads=8), stage("d", 2)]) == [[0, 1]]
+    assert crowded([stage("d", 2, threads=8), stage("d", 2)]) == [([0, 1], 2)]
 
 
 @st.composite
