@@ -20,7 +20,7 @@ from atoll.protocol.job import Compression
 TYPICAL_SHAPE = (4, 256, 1024)
 """Of what crosses a cut: samples, positions, width. Codecs that work in blocks have their usual overhead on it."""
 CHECKSUM_BYTES_PER_SECOND = 6e9
-"""One thread of an ordinary processor; as on the following lines, bytes of the message that it is about."""
+"""A guess for one thread of an ordinary processor; bytes of the message as it crosses, encoded."""
 ENCODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "raw": float("inf"),
     "packed": 2e9,
@@ -36,8 +36,8 @@ ENCODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "transform-1": 1.3e8,
     "transform-0.5": 1.3e8,
 }
-"""Bytes of the tensor, without the checksum. ``benchmarks/codec_speed.py`` measures them; these leave some room, for a
-thread that encodes seldom finds its caches warm."""
+"""Bytes of the tensor, without the checksum. ``benchmarks/codec_speed.py`` measures the lossy ones; these leave some room, for
+a thread that encodes seldom finds its caches warm. Those of packed and fp32 are guesses."""
 DECODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "raw": float("inf"),
     "packed": 2e9,
@@ -53,8 +53,9 @@ DECODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "transform-1": 2e8,
     "transform-0.5": 2e8,
 }
+"""As above: the lossy ones are measured, packed and fp32 guessed."""
 OTHER_BYTES_PER_SECOND = 3e8
-"""What a codec is taken to do of which nothing is known."""
+"""What a codec is taken to do of which nothing is known: a guess on the slow side."""
 WITHIN_MACHINE_SECONDS = 0.005
 """One way. Peers of one machine that are farther apart are so on purpose: their network is shaped."""
 

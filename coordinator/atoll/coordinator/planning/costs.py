@@ -21,12 +21,13 @@ ACCUMULATE_SHARE = 0.5
 """The part of a backward pass that makes the gradients of the weights, where nothing was measured: half, as for a matrix
 product."""
 PARAMETER_BYTES_PER_SECOND = 1e9
-"""Parameter bytes that an optimizer updates in a second where nothing was measured; memory-bound, so much the same on any
-processor."""
+"""Parameter bytes that an optimizer updates in a second where nothing was measured: a guess; memory-bound, so much the same on
+any processor."""
 NORM_BYTES_PER_SECOND = 4e9
-"""Bytes of gradients whose norms a processor works out in a second; as memory-bound as the optimizer, with less to do."""
+"""Bytes of gradients whose norms a processor works out in a second: a guess; as memory-bound as the optimizer, with less to
+do."""
 MOST_NORMS = 0.5
-"""The part of a measured update that its norms can be."""
+"""The part of a measured update that its norms can be at most: a guess, for only both together are measured."""
 
 
 def _some_of(codecs: tuple[Rung, ...]) -> tuple[Rung, ...]:

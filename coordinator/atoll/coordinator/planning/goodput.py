@@ -8,7 +8,7 @@ SECONDS_AN_HOUR = 3600.0
 LARGEST_EXPONENT = 700.0
 """A little beyond it exponentials are larger than any float."""
 RECOVERY_SECONDS = 5.0
-"""From a failure until the step that it voided begins again, where everybody is still there: links open again."""
+"""From a failure until the step that it voided begins again, where everybody is still there: links open again. A guess."""
 
 
 def expected_step_seconds(

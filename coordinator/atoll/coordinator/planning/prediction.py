@@ -17,9 +17,11 @@ from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.coordinator.planning.simulator import simulate
 
 HANDOVER_SECONDS = 2e-4
-"""At each end of a message: from thread to thread, beside computing."""
+"""At each end of a message: from thread to thread, beside computing. Between two peers on one machine a message over loopback
+took about 0.75 ms, and 1.1 to 1.4 ms more for each megabyte, all in all; how much of either is whose is a guess."""
 CARRIED_BYTES_PER_SECOND = 1e9
-"""What a processor core moves between memory and network, at either end. It matters where computing leaves no core free."""
+"""What a processor core moves between memory and network, at either end: the other part of that measurement, rounded. It
+matters where computing leaves no core free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from atoll.protocol.ids import PeerId
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveCost:
     """What a change of plan costs. ``state_copies`` is bytes of state for each byte of parameters; ``restart_seconds`` what any
-    change takes, whatever moves; ``least_gain`` the part of a step that must be gained."""
+    change takes, whatever moves, a guess by default; ``least_gain`` the part of a step that must be gained."""
 
     state_copies: int = 3
     restart_seconds: float = 2.0

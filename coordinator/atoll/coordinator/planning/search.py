@@ -41,7 +41,7 @@ REFINING_WORKS = 6e4
 """The same for the numbers of microbatches in flight of each of the best."""
 CROWDED = 0.01
 """By how much of its step a stage must make a pipeline faster where all cores of its machine are taken: switching between
-threads costs caches and memory bandwidth, which the simulator does not know."""
+threads costs caches and memory bandwidth, which the simulator does not know. How much is a guess."""
 _BOUND_WORKS = 4
 _SIMULATION_WORKS = 40
 _PACES = 28
