@@ -17,7 +17,7 @@ from atoll.protocol.job import Compression, Job, NetworkSection
 from support.coordinated import Coordinated, coordinated, tiny_job
 
 MEGABITS = 1e6 / 8.0
-SLOW = {"max_upload": 4 * MEGABITS}
+SLOW = {"max_upload": MEGABITS}
 
 
 def job_of(folder: Path, compression: Compression, **training: Any) -> Job:

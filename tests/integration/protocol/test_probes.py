@@ -63,7 +63,7 @@ async def test_each_direction_of_a_slow_link_is_measured_on_its_own(shape: Shape
         speed = await probe(address)
     assert speed.upload_bytes_per_second == pytest.approx(shape.up, rel=0.15)
     assert speed.download_bytes_per_second == pytest.approx(shape.down, rel=0.15)
-    assert speed.round_trip_seconds == pytest.approx(2 * shape.delay_seconds, abs=0.005)
+    assert 2 * shape.delay_seconds <= speed.round_trip_seconds < 2 * shape.delay_seconds + 0.03
 
 
 async def test_loopback_is_fast() -> None:
@@ -112,7 +112,7 @@ async def test_a_server_that_stays_busy_is_named_when_the_limit_is_over() -> Non
     async with serving(servicer) as address, open_channel(address) as channel:
         call = probe_pb2_grpc.ProbesStub(channel).Probe()
         await say_hello(call, limit_seconds=20.0)
-        assert "waiting until it has served other probes" in await failure(address, seconds=0.6)
+        assert "waiting until it has served other probes" in await failure(address, seconds=2.0)
         call.cancel()
         await assert_eventually(lambda: servicer.num_serving == 0)
 
@@ -214,8 +214,8 @@ class Scripted(probe_pb2_grpc.ProbesServicer):
 )
 async def test_whoever_falls_silent_is_given_up_in_time(until: str, doing: str) -> None:
     async with serving(Scripted(until)) as address:
-        found = await failure(address, seconds=1.0)
-    assert found.startswith("link to other: no measurement within 1 s: it spent the last ")
+        found = await failure(address, seconds=4.0)
+    assert found.startswith("link to other: no measurement within 4 s: it spent the last ")
     assert doing in found
 
 
