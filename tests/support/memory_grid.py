@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from atoll.coordinator.models.gpt import GPT
+from atoll.coordinator.models.huggingface import huggingface_source
 from atoll.coordinator.models.resnet import ResNet
+from atoll.coordinator.tracing.trace import trace
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.graph import OpGraph
 from support import encoder_decoder
@@ -61,13 +66,6 @@ def llama(name: str, **settings: object) -> Trial:
 
 
 def _llama_graph(sample: Callable[[torch.Generator], Mapping[str, Tensor]]) -> OpGraph:
-    import json
-    import tempfile
-    from pathlib import Path
-
-    from atoll.coordinator.models.huggingface import huggingface_source
-    from atoll.coordinator.tracing.trace import trace
-
     config = {
         "model_type": "llama", "num_hidden_layers": 9, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
         "num_key_value_heads": 4, "max_position_embeddings": 256, "vocab_size": 4096, "tie_word_embeddings": False,

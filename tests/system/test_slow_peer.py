@@ -1,4 +1,5 @@
-"""A peer that becomes ten times slower in the middle of a run: its layers move away, once, and the run speeds up again."""
+"""A peer that becomes ten times slower in the middle of a run: layers of it move away, plans do not swing back
+and forth, and every step is done once."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from support.swarm import LocalSwarm, started_swarm, write_job
+
+pytestmark = pytest.mark.system
 
 RUN_SECONDS, STOP_SECONDS = 0.01, 0.09
 STEPS = 60
@@ -61,8 +64,8 @@ async def test_the_layers_of_a_peer_that_became_slow_move_away_and_stay_away(tmp
         first = await swarm.event("plan")
         slow = first["stages"][0]["peers"][0]
         async with slowed_down(process_of(swarm, slow)):
-            moved = await swarm.event("moved", within_seconds=200.0)
-            assert await swarm.ended(within_seconds=200.0) == 0
+            moved = await swarm.event("moved", within_seconds=110.0)
+            assert await swarm.ended(within_seconds=110.0) == 0
     assert f"{slow} computes" in moved["reason"]
     plans = [event for event in swarm.events if event["event"] == "plan"]
     moves = [event for event in swarm.events if event["event"] == "moved"]

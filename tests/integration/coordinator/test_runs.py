@@ -56,7 +56,8 @@ async def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert lines == [json.loads(event.to_json()) for event in run.events]
     assert [event.step for event in run.told(EvaluationEvent)] == [5, 10]
     compared = {event.what for event in run.told(PredictionEvent)}
-    assert {"step_seconds", "memory_bytes", "compute_seconds", "transfer_seconds"} <= compared
+    of_steps = {"step_seconds", "memory_bytes", "compute_seconds", "transfer_seconds"}
+    assert of_steps <= compared <= of_steps | {"bytes_per_second"}
     ways = {(event.source, event.direction) for event in run.told(LinkEvent)}
     (first,), (second,) = (stage.peers for stage in run.told(PlanEvent)[0].stages)
     assert ways == {(first, "forward"), (first, "backward"), (second, "backward")}

@@ -330,6 +330,8 @@ def test_a_wrong_size_is_refused(name: str) -> None:
 def test_the_cost_is_measured(name: str) -> None:
     ticks = iter(range(1000))
     speed = measure_speed(codec(name), lambda: float(next(ticks)), num_elements=1000, repetitions=2)
-    assert speed.encode_bytes_per_second in (4000.0, float("inf"))
-    assert speed.decode_bytes_per_second in (4000.0, float("inf"))
-    assert speed.pays_below(0.25) == pytest.approx(1500.0) or speed.encode_bytes_per_second == float("inf")
+    if name in ("fp32", "packed"):  # normal fp32 numbers are left as they are
+        assert speed.encode_bytes_per_second == speed.decode_bytes_per_second == float("inf")
+    else:
+        assert speed.encode_bytes_per_second == speed.decode_bytes_per_second == 4000.0
+        assert speed.pays_below(0.25) == pytest.approx(1500.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from atoll.compression.registry import encode_message
+from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader
 from atoll.protocol.state import StateDigest, changing_names, moment_name, split_name, state_judge
 from support.hand_models import convolutional
@@ -29,8 +30,6 @@ def test_a_moment_belongs_to_its_parameter_and_an_odd_name_to_itself() -> None:
 def test_the_judge_takes_what_the_graph_and_the_optimizer_have() -> None:
     graph = convolutional().graph
     spec = graph.parameters[0]
-    from atoll.coordinator.tracing.slicing import slice_graph
-
     judge = state_judge(slice_graph(graph, ())[0], "adamw")
     right = torch.zeros(spec.shape)
     step, average = moment_name(spec.name, "step"), moment_name(spec.name, "exp_avg")
