@@ -15,7 +15,7 @@ import grpc.aio
 
 from atoll.protocol.errors import JobError, ResourceError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Grows when an older process could misread a newer one's messages. Both sides compare it when they meet."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (

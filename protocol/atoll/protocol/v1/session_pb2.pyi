@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Join(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second", "codecs")
+    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second", "codecs", "held", "snapshots")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,8 @@ class Join(_message.Message):
     MAX_UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MAX_DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     name: str
@@ -38,7 +40,35 @@ class Join(_message.Message):
     max_upload_bytes_per_second: float
     max_download_bytes_per_second: float
     codecs: _containers.RepeatedCompositeFieldContainer[CodecSpeed]
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., codecs: _Optional[_Iterable[_Union[CodecSpeed, _Mapping]]] = ...) -> None: ...
+    held: HeldState
+    snapshots: _containers.RepeatedCompositeFieldContainer[HeldSnapshot]
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., codecs: _Optional[_Iterable[_Union[CodecSpeed, _Mapping]]] = ..., held: _Optional[_Union[HeldState, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ...) -> None: ...
+
+class HeldState(_message.Message):
+    __slots__ = ("run_id", "step", "generation", "reported_step", "names")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    generation: int
+    reported_step: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., reported_step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeldSnapshot(_message.Message):
+    __slots__ = ("run_id", "step", "names", "num_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    num_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class CodecSpeed(_message.Message):
     __slots__ = ("codec", "encode_bytes_per_second", "decode_bytes_per_second", "ratio")
@@ -242,13 +272,47 @@ class Stored(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "hand_over_seconds")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    hand_over_seconds: float
+    def __init__(self, reason: _Optional[str] = ..., hand_over_seconds: _Optional[float] = ...) -> None: ...
+
+class SnapshotTaken(_message.Message):
+    __slots__ = ("step", "failure", "num_bytes", "seconds", "stalled_seconds", "names")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALLED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    failure: str
+    num_bytes: int
+    seconds: float
+    stalled_seconds: float
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., failure: _Optional[str] = ..., num_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., stalled_seconds: _Optional[float] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SnapshotCopied(_message.Message):
+    __slots__ = ("step", "source", "failure", "num_bytes", "seconds", "names")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    source: str
+    failure: str
+    num_bytes: int
+    seconds: float
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., source: _Optional[str] = ..., failure: _Optional[str] = ..., num_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("join", "ready", "report", "fault", "voided", "progress", "stored", "leave", "measured", "probed", "frame")
+    __slots__ = ("join", "ready", "report", "fault", "voided", "progress", "stored", "leave", "measured", "probed", "snapshot_taken", "snapshot_copied", "frame")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +323,8 @@ class PeerMessage(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_COPIED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     join: Join
     ready: Ready
@@ -270,16 +336,20 @@ class PeerMessage(_message.Message):
     leave: Leave
     measured: Measured
     probed: Probed
+    snapshot_taken: SnapshotTaken
+    snapshot_copied: SnapshotCopied
     frame: _frames_pb2.Frame
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[StageReport, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., voided: _Optional[_Union[Voided, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., report: _Optional[_Union[StageReport, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., voided: _Optional[_Union[Voided, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., snapshot_taken: _Optional[_Union[SnapshotTaken, _Mapping]] = ..., snapshot_copied: _Optional[_Union[SnapshotCopied, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "name")
+    __slots__ = ("run", "name", "run_id")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     run: str
     name: str
-    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    run_id: str
+    def __init__(self, run: _Optional[str] = ..., name: _Optional[str] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("reason", "again")
@@ -312,16 +382,18 @@ class StartStep(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., evaluation: bool = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "clip_factor", "learning_rate")
+    __slots__ = ("generation", "step", "clip_factor", "learning_rate", "snapshot")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     clip_factor: float
     learning_rate: float
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    snapshot: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., learning_rate: _Optional[float] = ..., snapshot: bool = ...) -> None: ...
 
 class Void(_message.Message):
     __slots__ = ("generation", "step", "next_generation", "reason")
@@ -359,6 +431,28 @@ class Release(_message.Message):
     generation: int
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
+class CopySnapshot(_message.Message):
+    __slots__ = ("step", "source", "address", "names")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    source: str
+    address: str
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, step: _Optional[int] = ..., source: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeepSnapshots(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MayLeave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Probe(_message.Message):
     __slots__ = ("number", "peer", "address", "limit_seconds", "latency_only")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -382,7 +476,7 @@ class End(_message.Message):
     def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release")
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +488,9 @@ class CoordinatorMessage(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     LEND_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    COPY_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    MAY_LEAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     frame: _frames_pb2.Frame
@@ -405,7 +502,10 @@ class CoordinatorMessage(_message.Message):
     probe: Probe
     lend: Lend
     release: Release
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    copy_snapshot: CopySnapshot
+    keep_snapshots: KeepSnapshots
+    may_leave: MayLeave
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
     __slots__ = ("peer", "generation", "names", "max_bytes_per_second")

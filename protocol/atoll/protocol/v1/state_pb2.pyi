@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StateRequest(_message.Message):
-    __slots__ = ("peer", "generation", "step", "names", "max_bytes_per_second")
+    __slots__ = ("peer", "generation", "step", "names", "max_bytes_per_second", "snapshot")
     PEER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     generation: int
     step: int
     names: _containers.RepeatedScalarFieldContainer[str]
     max_bytes_per_second: float
-    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., max_bytes_per_second: _Optional[float] = ...) -> None: ...
+    snapshot: bool
+    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., max_bytes_per_second: _Optional[float] = ..., snapshot: bool = ...) -> None: ...
 
 class StatePart(_message.Message):
     __slots__ = ("frame", "digest")
