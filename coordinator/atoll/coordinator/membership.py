@@ -36,6 +36,7 @@ class Introduction:
     machine: str = ""
     cores: int = 0
     disk_bytes: int = 0
+    handling_seconds: float = 0.0
     max_upload_bytes_per_second: float | None = None
     max_download_bytes_per_second: float | None = None
     codecs: tuple[Rung, ...] = ()
@@ -140,6 +141,8 @@ def _wrong_numbers(introduction: Introduction) -> Refusal | None:
     speed = introduction.flops_per_second
     if not math.isfinite(speed) or speed <= 0:
         return Refusal(reason=f"a speed of {speed} FLOP/s cannot be planned with; see what atoll-peer bench measures")
+    if not 0.0 <= introduction.handling_seconds < math.inf:
+        return Refusal(reason=f"a message cannot take {introduction.handling_seconds} s; see what atoll-peer bench measures")
     if introduction.memory_bytes <= 0:
         return Refusal(reason="the peer offers no memory; raise --max-memory")
     return None

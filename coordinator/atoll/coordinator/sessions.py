@@ -14,6 +14,7 @@ from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent, StateMoved
 from atoll.coordinator.session import PeerSession, SessionContext
 from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.machine import machine_name
 from atoll.protocol.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -164,5 +165,7 @@ def _offer(member: Member) -> PeerOffer:
         machine=said.machine,
         cores=said.cores,
         threads=said.threads,
+        beside_coordinator=said.machine == machine_name(),
+        handling_seconds=said.handling_seconds,
         codecs=said.codecs,
     )

@@ -46,6 +46,7 @@ def introduction(join: session_pb2.Join) -> Introduction:
         threads=join.threads,
         memory_bytes=join.memory_bytes,
         flops_per_second=join.flops_per_second,
+        handling_seconds=join.handling_seconds,
         machine=join.machine,
         cores=join.cores,
         disk_bytes=join.disk_bytes,

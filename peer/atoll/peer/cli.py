@@ -84,12 +84,15 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Print what a coordinator would be told about this machine: speed and memory, measured."""
+    from atoll.peer.handling import handling_seconds
     from atoll.peer.profile import choose_device, measure
     from atoll.peer.settings import default_cache, size_of_flag
 
     cap = None if max_memory is None else size_of_flag(max_memory, "--max-memory")
     profile = measure(choose_device(device), threads=threads, memory_cap_bytes=cap, cache=cache or default_cache())
-    print(json.dumps(dataclasses.asdict(profile)) if as_json else _describe(profile), flush=True)
+    handling = asyncio.run(handling_seconds())
+    shown = dataclasses.asdict(profile) | {"handling_seconds": handling}
+    print(json.dumps(shown) if as_json else _describe(profile, handling), flush=True)
 
 
 def main() -> None:
@@ -139,7 +142,7 @@ def _end_early(number: int, frame: object) -> None:
     sys.exit(0)
 
 
-def _describe(profile: Profile) -> str:
+def _describe(profile: Profile, handling: float) -> str:
     return "\n".join(
         [
             f"device        {profile.device}, {profile.threads} threads",
@@ -147,5 +150,6 @@ def _describe(profile: Profile) -> str:
             f"free memory   {profile.memory_bytes / 2**30:.2f} GiB",
             f"free disk     {profile.disk_bytes / 2**30:.2f} GiB where the cache lies",
             f"in use        {profile.resident_bytes / 2**20:.0f} MiB by this process",
+            f"messages      one end of a small one keeps a core busy for {handling * 1e3:.2f} ms",
         ]
     )

@@ -14,6 +14,7 @@ from atoll.peer.connection import Connection, Received
 from atoll.peer.engine import Engine
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice
 from atoll.peer.faults import fault_of
+from atoll.peer.handling import handling_seconds
 from atoll.peer.lending import Lending
 from atoll.peer.memory_use import MemoryUse
 from atoll.peer.probing import answer_probe
@@ -116,12 +117,13 @@ class Peer:
         )
         engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers)
         bound = await engine.start(settings.listen_address, settings.threads)
+        handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
         address = str(settings.coordinator)
         connection = Connection(self._own, address, self._on_coordinator, self._on_connection_lost, self._pacers)
         self._connection = connection
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await connection.open(settings.connect_seconds)
-        connection.tell(session_pb2.PeerMessage(join=self._join(profile, settings.advertised_address(bound))))
+        connection.tell(session_pb2.PeerMessage(join=self._join(profile, handling, settings.advertised_address(bound))))
         self._spawn(self._watch_joining(), self._tasks)
 
     async def _close(self, start: asyncio.Task[None]) -> None:
@@ -136,7 +138,7 @@ class Peer:
         if self._engine is not None:
             await self._engine.close()
 
-    def _join(self, profile: Profile, address: str) -> session_pb2.Join:
+    def _join(self, profile: Profile, handling: float, address: str) -> session_pb2.Join:
         return session_pb2.Join(
             protocol_version=PROTOCOL_VERSION,
             version=software_version(),
@@ -146,6 +148,7 @@ class Peer:
             threads=profile.threads,
             memory_bytes=profile.memory_bytes,
             flops_per_second=profile.flops_per_second,
+            handling_seconds=handling,
             machine=profile.machine,
             cores=profile.cores,
             disk_bytes=profile.disk_bytes,

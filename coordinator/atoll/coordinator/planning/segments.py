@@ -90,7 +90,9 @@ class PeerOffer:
 
     Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends. Peers that name the same
     ``machine`` share its ``cores``: while more of their ``threads`` compute than there are, each gets its part. An empty name
-    is a machine of its own. ``codecs`` are those whose speed there was measured.
+    is a machine of its own; ``beside_coordinator`` says that the coordinator runs there too. ``handling_seconds`` are those for
+    which one end of a small message keeps a core busy, 0 where that is not known. ``codecs`` are those whose speed there was
+    measured.
     """
 
     name: PeerId
@@ -103,6 +105,8 @@ class PeerOffer:
     machine: str = ""
     cores: int = 0
     threads: int = 1
+    beside_coordinator: bool = False
+    handling_seconds: float = 0.0
     codecs: tuple[Rung, ...] = ()
 
 

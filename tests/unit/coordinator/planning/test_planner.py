@@ -17,7 +17,7 @@ from atoll.coordinator.planning.costs import Constraints, allowed_bytes
 from atoll.coordinator.planning.cuts import layout_excess
 from atoll.coordinator.planning.pipeline import StageTimes
 from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, as_plan, plan_microbatch, plan_placement
-from atoll.coordinator.planning.prediction import CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
+from atoll.coordinator.planning.prediction import BESIDE_COMPUTING, CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
 from atoll.coordinator.planning.segments import RAW, MeasuredSeconds, SharedBytes
 from atoll.coordinator.planning.simulator import simulate
 from atoll.protocol.errors import PlacementError
@@ -266,6 +266,29 @@ def test_messages_take_computing_time_where_no_core_is_free() -> None:
     message = HANDOVER_SECONDS + 1e7 / CARRIED_BYTES_PER_SECOND
     extra = [one.forward_seconds - other.forward_seconds for one, other in zip(stages(3), stages(4), strict=True)]
     assert extra == pytest.approx([message, 2 * message, message])
+
+
+def test_handling_messages_takes_from_computing_where_all_cores_compute() -> None:
+    """A stage's batch and every end of its messages, and its part of what the coordinator beside it does for all stages."""
+
+    def stages(cores: int, *, beside: bool, handling: float) -> tuple[StageTimes, ...]:
+        peers = [
+            dataclasses.replace(peer, machine="attic", cores=cores, beside_coordinator=beside, handling_seconds=handling)
+            for peer in peers_of([1e9] * 3)
+        ]
+        network = network_of([peer.name for peer in peers], 1e9)
+        return plan_placement(request_of(equal_segments(3, crossing=0.0), peers, network, num_stages=3)).pipeline.stages
+
+    def extra(cores: int, *, beside: bool) -> list[float]:
+        with_them, without = stages(cores, beside=beside, handling=0.01), stages(cores, beside=beside, handling=0.0)
+        return [one.microbatch_seconds - other.microbatch_seconds for one, other in zip(with_them, without, strict=True)]
+
+    end = BESIDE_COMPUTING * 0.01
+    message = end - HANDOVER_SECONDS
+    own = [end + 2 * message, end + 4 * message, end + 2 * message]
+    assert extra(4, beside=True) == pytest.approx([0.0] * 3)
+    assert extra(3, beside=False) == pytest.approx(own)
+    assert extra(3, beside=True) == pytest.approx([seconds + end for seconds in own])
 
 
 def test_each_direction_has_its_own_codec() -> None:
