@@ -14,6 +14,7 @@ ADDRESS = "address.json"
 CURVE = "loss.svg"
 LOGS = "logs"
 CACHE = "cache"
+CHAOS = "chaos"
 FLAG = "--state"
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from atoll.coordinator.chaos import CoordinatorChaos
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
 from atoll.coordinator.fleet_report import fleet_reply
@@ -51,6 +52,7 @@ from atoll.coordinator.survey import Surveyor
 from atoll.coordinator.survey_plan import SurveyLimits
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import AtollError, JobError, RunFailed
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.job import Job
 from atoll.protocol.probe_server import ProbesServicer
 from atoll.protocol.transfer import COORDINATOR
@@ -67,7 +69,8 @@ END_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run."""
+    """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run; ``chaos`` what a fault
+    plan has this coordinator do."""
 
     job: Job
     listen: str
@@ -76,6 +79,7 @@ class CoordinatorSettings:
     lease_seconds: float = LEASE_SECONDS
     deadlines: Deadlines = field(default_factory=Deadlines)
     survey: SurveyLimits = field(default_factory=SurveyLimits)
+    chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)
 
     def run_settings(self) -> RunSettings:
         """What the state machine needs of it."""
@@ -112,6 +116,7 @@ class Coordinator:
     def __init__(self, settings: CoordinatorSettings, on_event: Callable[[Event], None] = lambda event: None) -> None:
         self._settings = settings
         self._on_event = on_event
+        self._chaos = CoordinatorChaos(settings.chaos)
         self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
         self._machine = RunMachine(settings.run_settings(), time.monotonic())
         self._measurements = Measurements(settings.job.network.compression)
@@ -282,6 +287,7 @@ class Coordinator:
         assert self._conductor is not None
         while self._conductor.ended is None:
             event = await self._events.get()
+            self._chaos.taking(event)
             if isinstance(event, WeightsWritten):
                 reply = operator_pb2.ExportReply(path=event.path, step=self._machine.context.committed)
                 _settle(self._exports, reply)
@@ -292,7 +298,9 @@ class Coordinator:
     async def _handle(self, conductor: Conductor, event: RunEvent) -> None:
         try:
             for instruction in self._machine.handle(event, time.monotonic()):
+                self._chaos.carrying_out(instruction)
                 await conductor.carry_out(instruction)
+                self._chaos.carried_out(instruction)
         except AtollError as error:
             if self._machine.context.state.final:
                 raise

@@ -17,6 +17,7 @@ from atoll.compression.registry import decode_message
 from atoll.protocol.assignment import Assignment, Donor
 from atoll.protocol.channel import open_channel
 from atoll.protocol.errors import LinkError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import MAX_ATTEMPTS, Arrived, MessageStream
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
@@ -33,7 +34,11 @@ _RETRY_CODES = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
 
 
 async def borrow_state(
-    own: PeerId, assignment: Assignment, on_bytes: OnBytes, max_download: float | None = None
+    own: PeerId,
+    assignment: Assignment,
+    on_bytes: OnBytes,
+    max_download: float | None = None,
+    chaos: FaultPoints | None = None,
 ) -> dict[str, Tensor]:
     """The state of all names that have a donor, by the names of ``atoll.protocol.state``. All donors together are asked to send
     no more than ``max_download`` bytes a second.
@@ -44,7 +49,8 @@ async def borrow_state(
     judge = state_judge(assignment.graph, assignment.optimizer.name)
     share = None if max_download is None else max_download / max(1, len(assignment.donors))
     borrowers = [
-        _Borrower(own, assignment.generation, assignment.committed_step, donor, judge, share) for donor in assignment.donors
+        _Borrower(own, assignment.generation, assignment.committed_step, donor, judge, share, chaos or FaultPoints())
+        for donor in assignment.donors
     ]
     tasks = [asyncio.create_task(borrower.run(on_bytes)) for borrower in borrowers]
     try:
@@ -67,8 +73,10 @@ class _Borrower:
         donor: Donor,
         judge: Callable[[MessageHeader], str | None],
         max_download: float | None,
+        chaos: FaultPoints,
     ) -> None:
         self._own = own
+        self._chaos = chaos
         self._max_download = max_download
         self._generation = generation
         self._step = step
@@ -129,6 +137,7 @@ class _Borrower:
 
         stream, digest, arrived = MessageStream(judge, generation=self._generation), StateDigest(), list[EncodedMessage]()
         while isinstance(part := await asyncio.wait_for(call.read(), TRANSFER_SILENCE_SECONDS), state_pb2.StatePart):
+            await self._chaos.passable(self._donor.peer)
             if part.WhichOneof("content") == "digest":
                 if part.digest == digest.digest():
                     return {name: tensor for message in arrived for name, tensor in decode_message(message).tensors}

@@ -58,6 +58,7 @@ def join(
     from atoll.peer.profile import choose_device
     from atoll.peer.settings import PeerSettings, default_cache, default_name, rate_of_flag, size_of_flag
     from atoll.protocol.channel import parse_address
+    from atoll.protocol.fault_points import FaultPoints
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     settings = PeerSettings(
@@ -71,6 +72,7 @@ def join(
         cache=cache or default_cache(),
         max_upload=None if max_upload is None else rate_of_flag(max_upload, "--max-upload"),
         max_download=None if max_download is None else rate_of_flag(max_download, "--max-download"),
+        chaos=FaultPoints.from_environment(os.environ),
     )
     raise typer.Exit(asyncio.run(_run(settings)))
 

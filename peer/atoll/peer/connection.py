@@ -12,6 +12,7 @@ import grpc.aio
 
 from atoll.protocol.channel import open_channel
 from atoll.protocol.errors import SessionError, WireError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import Arrived, MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageHeader
@@ -44,7 +45,9 @@ class Connection:
         on_received: Callable[[Received], None],
         on_lost: Callable[[str], None],
         pacers: Sequence[Pacer] = (),
+        chaos: FaultPoints | None = None,
     ) -> None:
+        self._chaos = chaos or FaultPoints()
         self._address = address
         self._on_received = on_received
         self._on_lost = on_lost
@@ -93,12 +96,15 @@ class Connection:
     async def _write(self, call: SessionCall) -> None:
         with contextlib.suppress(*STREAM_ERRORS):  # the reader reports why the stream ended
             while (dispatch := await self._outbox.next()) is not None:
+                await self._chaos.passable(COORDINATOR)
                 await call.write(dispatch.item)
+                self._told(dispatch.item)
             await call.done_writing()
 
     async def _read(self, call: SessionCall) -> None:
         try:
             while isinstance(message := await call.read(), session_pb2.CoordinatorMessage):
+                await self._chaos.passable(COORDINATOR)
                 self._received(message)
             reason = _ending(self._address, await call.code(), await call.details())
         except grpc.aio.AioRpcError as error:
@@ -106,6 +112,10 @@ class Connection:
         except WireError as error:
             reason = f"the coordinator at {self._address} broke the protocol: {error}"
         self._on_lost(reason)
+
+    def _told(self, message: session_pb2.PeerMessage) -> None:
+        if message.HasField("report") and not message.report.evaluation:
+            self._chaos.reached("waiting for commit", step=message.report.step)
 
     def _received(self, message: session_pb2.CoordinatorMessage) -> None:
         if message.WhichOneof("content") != "frame":

@@ -119,10 +119,13 @@ class Peer:
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
         address = str(settings.coordinator)
-        connection = Connection(self._own, address, self._on_coordinator, self._on_connection_lost, self._pacers)
+        connection = Connection(
+            self._own, address, self._on_coordinator, self._on_connection_lost, self._pacers, settings.chaos
+        )
         self._connection = connection
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await connection.open(settings.connect_seconds)
+        settings.chaos.joining()
         connection.tell(session_pb2.PeerMessage(join=self._join(profile, handling, settings.advertised_address(bound))))
         self._spawn(self._watch_joining(), self._tasks)
 
@@ -176,6 +179,7 @@ class Peer:
             payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
             self._feed(AssignmentArrived(generation=received.key.generation, payload=payload))
         elif received.key.kind is Kind.MEASUREMENT:
+            self._settings.chaos.reached("probing")
             self._post(Measure(message=decode_message(received)))
         else:
             self._post(Arrived(sender=None, message=decode_message(received)))
@@ -286,14 +290,19 @@ class Peer:
         assert self._connection is not None
         assignment, generation = instruction.assignment, instruction.assignment.generation
         judge = state_judge(assignment.graph, assignment.optimizer.name)
-        doing = "fetching state from the coordinator"
+        doing, chaos = "fetching state from the coordinator", self._settings.chaos
         try:
             stub, cap = self._connection.stub, self._settings.max_download
             given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap)
             doing = "fetching state from other peers"
             began, bytes_before = time.monotonic(), self._fetched_bytes
             self._fetching_from = tuple(donor.peer for donor in assignment.donors)
-            given |= await borrow_state(self._own, assignment, self._count_fetched, self._settings.max_download)
+
+            def count(num_bytes: int) -> None:
+                chaos.reached("transferring", step=assignment.committed_step + 1)
+                self._fetched_bytes += num_bytes
+
+            given |= await borrow_state(self._own, assignment, count, self._settings.max_download, chaos)
         except AtollError as error:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
             return
@@ -303,9 +312,6 @@ class Peer:
         if num_bytes:
             _log.info("fetched %.1f MiB of state from %d peers in %.2f s", num_bytes / 2**20, len(assignment.donors), seconds)
         self._feed(StateFetched(generation=generation, given=given, num_bytes=num_bytes, seconds=seconds))
-
-    def _count_fetched(self, num_bytes: int) -> None:
-        self._fetched_bytes += num_bytes
 
     async def _upload(self, instruction: Upload) -> None:
         assert self._connection is not None
@@ -320,6 +326,7 @@ class Peer:
 
     async def _probe(self, probe: session_pb2.Probe) -> None:
         assert self._connection is not None
+        self._settings.chaos.reached("probing")
         probed = await answer_probe(
             probe,
             own=self._own,

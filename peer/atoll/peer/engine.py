@@ -47,8 +47,10 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
         self._memory_bytes = profile.memory_bytes
-        self._links = Links(PeerId(settings.name), on_message=self._arrived, on_fault=on_fault, pacers=pacers)
-        self.lending = Lending(PeerId(settings.name), pacers)
+        self._links = Links(
+            PeerId(settings.name), on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos
+        )
+        self.lending = Lending(PeerId(settings.name), pacers, settings.chaos)
         self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download)
         self._pipeline = Pipeline(
             PipelineSurroundings(
@@ -58,6 +60,7 @@ class Engine:
                 notify=self._notify,
                 cache=MeasurementCache(settings.cache),
                 declared_speed=settings.flops_per_second is not None,
+                chaos=settings.chaos,
             )
         )
         self._thread: ComputeThread | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ import torch
 
 from atoll.compression.registry import encode_message
 from atoll.peer.events import StateKept
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import frames_of
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
@@ -66,9 +68,10 @@ class Loan:
 class Lending(state_pb2_grpc.StateServicer):
     """Create it on the event loop; all methods belong to it. ``pacers`` bound what is sent."""
 
-    def __init__(self, own: PeerId, pacers: Sequence[Pacer] = ()) -> None:
+    def __init__(self, own: PeerId, pacers: Sequence[Pacer] = (), chaos: FaultPoints | None = None) -> None:
         self._own = own
         self._pacers = tuple(pacers)
+        self._chaos = chaos or FaultPoints()
         self._loan: Loan | None = None
         self._changed = asyncio.Event()
 
@@ -88,6 +91,7 @@ class Lending(state_pb2_grpc.StateServicer):
 
     async def Fetch(self, request: state_pb2.StateRequest, context: Context) -> None:
         """Gives state to one borrower."""
+        await self._chaos.passable(request.peer)
         loan = await self._loan_for(Generation(request.generation))
         reason = f"{self._own} lends nothing" if loan is None else loan.refusal(request)
         if loan is None or reason is not None:
@@ -98,7 +102,10 @@ class Lending(state_pb2_grpc.StateServicer):
         chunk_bytes = paced_chunk_bytes(pacers)
         for number, name in enumerate(request.names, start=1):
             encoded = await asyncio.to_thread(_prepared, loan, name, digest)
-            parts = (state_pb2.StatePart(frame=frame) for frame in frames_of(encoded, number, chunk_bytes))
+            self._chaos.reached("transferring", step=loan.kept.step + 1)
+            spoil = partial(self._chaos.outgoing, key=encoded.key, other=request.peer)
+            parts = (state_pb2.StatePart(frame=spoil(frame)) for frame in frames_of(encoded, number, chunk_bytes))
+            await self._chaos.passable(request.peer)
             await self._write(context, loan, parts, pacers)
         await self._write(context, loan, (state_pb2.StatePart(digest=digest.digest()),), pacers)
 

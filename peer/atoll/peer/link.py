@@ -21,6 +21,7 @@ import grpc.aio
 from atoll.peer.link_usage import UsageTable
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
 from atoll.protocol.errors import LinkError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES, Accept, Arrived, CorruptSender, GaveUp, MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
@@ -77,6 +78,7 @@ class Link:
         usage: UsageTable,
         pacers: Sequence[Pacer] = (),
         max_bytes_per_second: float | None = None,
+        chaos: FaultPoints | None = None,
     ) -> None:
         self.peer = peer
         self._own = own
@@ -87,6 +89,7 @@ class Link:
         self._events = events
         self._usage = usage
         self._pacers = pacers_with(pacers, max_bytes_per_second)
+        self._chaos = chaos or FaultPoints()
         self._outbox: Outbox[frames_pb2.Frame] | None = None
         self._queue: list[tuple[EncodedMessage, Future[None]]] = []
         self._connected = asyncio.Event()  # or hopeless: then _fatal says why
@@ -171,6 +174,10 @@ class Link:
             done.cancel()
         self._queue.clear()
 
+    async def passable(self) -> None:
+        """Returns once the network carries something to the neighbour; at once but for a fault plan."""
+        await self._chaos.passable(self.peer)
+
     async def serve(self, duplex: Duplex) -> None:
         """Runs a stream on which both ends have said hello, until it ends; then reports that, unless it was closed here."""
         if self._closed:
@@ -186,6 +193,7 @@ class Link:
             on_event=lambda event: self._report(outbox, event),
             on_written=self._account,
             on_round_trip=self._usage.traffic(self.peer).echoed,
+            chaos=self._chaos,
         )
         error = LinkError(self.peer, "it ended the stream")
         try:
@@ -285,6 +293,7 @@ class Link:
         async with open_channel(address) as channel:
             stub = frames_pb2_grpc.LinksStub(channel)
             while True:
+                await self._chaos.passable(self.peer)
                 call = stub.Link()
                 try:
                     await self._say_hello(call)

@@ -39,6 +39,7 @@ class LinksServicer(frames_pb2_grpc.LinksServicer):
         try:
             hello = await self._read_hello(context)
             link = await self._link_for(PeerId(hello.peer), Generation(hello.generation))
+            await link.passable()
         except NotAdmitted as error:
             await context.abort(error.code, error.reason)
         answer = frames_pb2.Hello(peer=self._own, generation=hello.generation, protocol_version=PROTOCOL_VERSION)

@@ -26,6 +26,7 @@ from atoll.peer.link_usage import UsageTable
 from atoll.peer.loss_guard import LossGuard
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.errors import AtollError, LinkError, MissingState, WireError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import urgency
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
@@ -55,6 +56,7 @@ class Links:
         on_message: Callable[[PeerId, Message], None],
         on_fault: Callable[[LinkError], None],
         pacers: Sequence[Pacer] = (),
+        chaos: FaultPoints | None = None,
     ) -> None:
         self._own = own
         self._on_message = on_message
@@ -63,6 +65,7 @@ class Links:
         self._worker = UrgentWorker("atoll-encode")
         self._usage = UsageTable(own)
         self._pacers = tuple(pacers)
+        self._chaos = chaos or FaultPoints()
         self._links: dict[PeerId, Link] = {}
         self._coders: dict[PeerId, MessageCoder] = {}
         self._overtook: dict[PeerId, list[EncodedMessage]] = {}  # used on the worker thread only
@@ -211,6 +214,7 @@ class Links:
             usage=self._usage,
             pacers=self._pacers,
             max_bytes_per_second=neighbour.max_bytes_per_second,
+            chaos=self._chaos,
         )
         link.open()
         return link

@@ -48,6 +48,7 @@ from atoll.peer.stage import Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
 from atoll.protocol.errors import GraphRefused, WireError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import Kind, Message
@@ -67,6 +68,7 @@ class PipelineSurroundings:
     clock: Callable[[], float] = time.monotonic
     cache: MeasurementCache = field(default_factory=lambda: MeasurementCache(None))
     declared_speed: bool = False
+    chaos: FaultPoints = field(default_factory=FaultPoints)
 
 
 class Pipeline:
@@ -188,6 +190,7 @@ class Pipeline:
             self._kept = KeptState()
         self._assignment = assignment
         self._boundaries = Boundaries(assignment.graph, reduced_precision=assignment.precision == "bf16")
+        self._with.chaos.stage = self._boundaries.stage
         self._peers = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
         accepted = Accepted(generation=assignment.generation, assignment=assignment, boundaries=self._boundaries)
         self._with.notify(accepted)
@@ -198,6 +201,7 @@ class Pipeline:
             return  # overtaken by a newer assignment
         self._doing = "loading"
         self._publish(count=1)
+        self._with.chaos.reached("loading", step=assignment.committed_step + 1)
         limits = _limits(self._with.memory_bytes)
         if assignment.committed_step > 0:
             self._kept.require(assignment.graph, command.given)
@@ -232,6 +236,7 @@ class Pipeline:
                 send=self._with.send,
                 notify=self._with.notify,
                 clock=self._with.clock,
+                chaos=self._with.chaos,
             ),
         )
 
@@ -242,6 +247,7 @@ class Pipeline:
         assert stage is not None, "committed without a stage"
         assert run is not None, f"step {command.step} was committed after it was dropped here"
         assert run.phase is Phase.REPORTED, f"step {command.step} was committed before it was reported"
+        self._with.chaos.reached("committing", step=command.step)
         self._kept = KeptState()  # of the step before, and in part the very tensors that change now
         stage.commit(command.clip_factor, command.learning_rate)
         self._committed = command.step

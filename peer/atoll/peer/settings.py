@@ -6,11 +6,12 @@ import importlib.metadata
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.quantities import parse_bytes, parse_rate
 
 CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
@@ -24,7 +25,8 @@ class PeerSettings:
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this process takes in all; None means all that is free. ``connect_seconds`` is how long the
     coordinator may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
-    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it.
+    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it. ``chaos`` is what a fault
+    plan has this peer do.
     """
 
     coordinator: Address
@@ -39,6 +41,7 @@ class PeerSettings:
     cache: Path | None = None
     max_upload: float | None = None
     max_download: float | None = None
+    chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)
 
     @property
     def listen_address(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,7 @@ from atoll.peer.mailbox import Mailbox
 from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage import MicrobatchInput, Stage
 from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageKey
 
@@ -44,6 +46,7 @@ class StepSurroundings:
     send: Callable[[PeerId, Message], None]
     notify: Callable[[Notice], None]
     clock: Callable[[], float]
+    chaos: FaultPoints = field(default_factory=FaultPoints)
 
 
 class StepRun:
@@ -125,14 +128,21 @@ class StepRun:
         started = self._with.clock()
         match action.work:
             case Work.FORWARD:
+                self._reached("forward", action.microbatch)
                 self._forward(action.microbatch)
             case Work.BACKWARD:
+                self._reached("backward", action.microbatch)
                 self._backward(action.microbatch)
             case Work.ACCUMULATE:
                 self._with.stage.accumulate(action.microbatch)
+        self._with.chaos.computed(self._with.clock() - started)
         # On a device with a queue this is when the call returned: what nothing waited for counts with what comes next.
         self._compute_seconds += self._with.clock() - started
         self._schedule.finished(action)
+
+    def _reached(self, phase: Literal["forward", "backward"], index: MicrobatchIndex) -> None:
+        if not self.start.evaluation:
+            self._with.chaos.reached(phase, step=self.start.step, microbatch=index)
 
     def _forward(self, index: MicrobatchIndex) -> None:
         boundaries = self._with.boundaries

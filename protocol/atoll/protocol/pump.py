@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import Arrived, CorruptSender, GaveUp
 from atoll.protocol.ids import PeerId
 from atoll.protocol.outbox import Dispatch, Outbox
@@ -50,6 +51,7 @@ class FramePump:
         on_event: Callable[[Arrived | GaveUp | CorruptSender], None],
         on_written: Callable[[Dispatch[frames_pb2.Frame], float], None] = lambda _dispatch, _seconds: None,
         on_round_trip: Callable[[float], None] = lambda _seconds: None,
+        chaos: FaultPoints | None = None,
     ) -> None:
         self._other = other
         self._duplex = duplex
@@ -58,6 +60,7 @@ class FramePump:
         self._on_event = on_event
         self._on_written = on_written
         self._on_round_trip = on_round_trip
+        self._chaos = chaos or FaultPoints()
         self._pinged = 0.0
         self._num_pings = 0
         self._heard = time.monotonic()
@@ -95,6 +98,7 @@ class FramePump:
     async def _read(self) -> None:
         try:
             while isinstance(frame := await self._duplex.read(), frames_pb2.Frame):
+                await self._chaos.passable(self._other)
                 self._heard = time.monotonic()
                 if frame.HasField("ping"):
                     self._outbox.put(frames_pb2.Frame(pong=frame.ping))
@@ -114,8 +118,11 @@ class FramePump:
                 began = time.monotonic()
                 if dispatch.item.HasField("ping"):
                     self._pinged = began
+                key = None if dispatch.message is None else dispatch.message.key
+                frame = self._chaos.outgoing(dispatch.item, key, self._other)
+                await self._chaos.passable(self._other)
                 self._writing = True
-                await self._duplex.write(dispatch.item)
+                await self._duplex.write(frame)
                 self._writing = False
                 self._on_written(dispatch, time.monotonic() - began)
                 if self._stopping:

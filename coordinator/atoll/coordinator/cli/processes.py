@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 POLITE_SECONDS = 4.0
@@ -23,18 +23,27 @@ class Child:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], *, log: Path | None = None, hold: bool = False) -> Child:
-        """Starts ``command``. Output goes to ``log``, or where ours goes; ``hold`` keeps a pipe open to its standard input, so
-        that it notices when this process dies.
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path | None = None,
+        hold: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Starts ``command``, with ``variables`` added to our environment. Output goes to the end of ``log``, or where ours
+        goes; ``hold`` keeps a pipe open to its standard input, so that it notices when this process dies.
         """
         with contextlib.ExitStack() as files:
-            output = files.enter_context(log.open("wb")) if log else None
+            output = files.enter_context(log.open("ab")) if log else None
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=subprocess.PIPE if hold else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if log else None,
                 process_group=0,
+                env={**os.environ, **(variables or {})},
             )
         return cls(name, process, log)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -66,10 +67,17 @@ def command(
 async def run_job(options: RunOptions) -> ExitStatus:
     """Runs the job to its end and returns the exit status; raises RunFailed with the reason when it fails."""
     from atoll.coordinator.server import Coordinator, CoordinatorSettings  # torch is slow to import
+    from atoll.protocol.fault_points import FaultPoints
 
     _log_to(options.state / LOGS / "coordinator.log")
     view = open_view(run=options.job.name, steps=options.job.training.steps, json=options.json)
-    settings = CoordinatorSettings(job=options.job, listen=options.listen, state=options.state, min_peers=options.min_peers)
+    settings = CoordinatorSettings(
+        job=options.job,
+        listen=options.listen,
+        state=options.state,
+        min_peers=options.min_peers,
+        chaos=FaultPoints.from_environment(os.environ),
+    )
     coordinator = Coordinator(settings, on_event=view.event)
     interruption = Interruption(coordinator.request_stop)
     interruption.watch_signals()

@@ -1,0 +1,92 @@
+"""Swarms to which a fault plan happens come to what the undisturbed run comes to, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.outcomes import RunOutcome, outcome_of
+from support.swarm import LocalSwarm, run_command, started_swarm, write_job
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+STEPS = 4
+RUN_SECONDS = 200.0
+
+
+def kill(phase: str, *, after: float | None = 0.2, **where: Any) -> dict[str, Any]:
+    """A kill whose victim starts again a moment later; never with ``after`` None."""
+    return {"fault": "kill", "phase": phase, **where, **({} if after is None else {"restart_after": after})}
+
+
+def written(folder: Path, faults: list[dict[str, Any]]) -> Path:
+    """A fault plan in a new folder."""
+    folder.mkdir()
+    plan = folder / "chaos.yaml"
+    plan.write_text(yaml.safe_dump({"faults": faults}))
+    return plan
+
+
+def swarm_log(folder: Path) -> str:
+    return (folder / "swarm.log").read_text()
+
+
+async def disturbed(folder: Path, job: Path, faults: list[dict[str, Any]], *words: str) -> tuple[LocalSwarm, str]:
+    """Runs a swarm through a plan to its end; what it was, and what it said."""
+    plan = written(folder, faults)
+    async with started_swarm(job, *words, "--chaos", plan, state=folder / "state") as swarm:
+        status = await swarm.ended(within_seconds=RUN_SECONDS)
+    log = swarm_log(folder)
+    assert status == 0, log
+    return swarm, log
+
+
+async def undisturbed(folder: Path, job: Path, *words: str) -> RunOutcome:
+    written(folder, [])
+    async with started_swarm(job, *words, state=folder / "state") as swarm:
+        assert await swarm.ended(within_seconds=RUN_SECONDS) == 0, swarm_log(folder)
+    return outcome_of(folder / "state")
+
+
+async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp_path: Path) -> None:
+    words = ("--peers", "3", "--set", "plan.stages=2")
+    job = write_job(tmp_path, training={"steps": STEPS, "evaluate_every": None})
+    faults = [
+        kill("joining", peer="peer-1"),
+        kill("backward", stage=1, step=1, microbatch=1),
+        {"fault": "corrupt", "stage": 0, "step": 2, "phase": "forward"},
+        {"fault": "corrupt", "stage": 1, "step": 2, "phase": "backward"},
+        {"fault": "freeze", "stage": 1, "step": 3, "phase": "forward", "seconds": 1},
+        {"fault": "slow", "stage": 0, "step": 3, "phase": "forward", "factor": 5, "seconds": 1},
+        {"fault": "cut", "stage": 1, "step": 4, "phase": "forward", "seconds": 1},
+    ]
+    swarm, log = await disturbed(tmp_path / "disturbed", job, faults, *words)
+    assert "did not come about" not in log
+    assert "goes on" in log
+    told = [(event["fault"], event["phase"], event["step"]) for event in swarm.events if event["event"] == "chaos"]
+    assert sorted(told) == sorted((fault["fault"], fault["phase"], fault.get("step", 0)) for fault in faults)
+    assert outcome_of(swarm.state) == await undisturbed(tmp_path / "undisturbed", job, *words)
+
+
+async def test_a_swarm_tells_what_did_not_come_about(tmp_path: Path) -> None:
+    job = write_job(tmp_path, training={"steps": 1, "evaluate_every": None})
+    words = ("--peers", "1", "--set", "plan.stages=1")
+    _, log = await disturbed(tmp_path / "disturbed", job, [kill("forward", stage=7, step=3)], *words)
+    assert "atoll: chaos: this did not come about: kill of stage 7 at step 3, forward" in log
+
+
+async def test_a_wrong_plan_is_bad_usage_at_once(tmp_path: Path) -> None:
+    job = write_job(tmp_path)
+    plan = tmp_path / "chaos.yaml"
+    for text, sentence in (
+        ("faults: [{fault: kil, stage: 1, phase: forward}]", "did you mean 'kill'?"),
+        ("faults: [{fault: kill, peer: peer-9, phase: forward}]", "there is no peer 'peer-9'"),
+    ):
+        plan.write_text(text)
+        ended = await run_command("swarm", job, "--chaos", plan, "--state", tmp_path / "state")
+        assert ended.status == 2
+        assert sentence in ended.errors.splitlines()[-1]
+    assert not (tmp_path / "state").exists()
