@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,10 +29,12 @@ POLITE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One round of one side: the seconds of its steps after the warm-up, and of all from the first process to the last."""
+    """One round of one side: the seconds of its steps after the warm-up, and of all from the first process to the last.
+    ``events`` is what Atoll told of its run."""
 
     step_seconds: tuple[float, ...]
     total_seconds: float
+    events: tuple[dict[str, Any], ...] = ()
 
 
 class Failed(Exception):
@@ -45,14 +48,16 @@ class Processes:
         self._folder = folder
         self._started: list[tuple[str, subprocess.Popen[str]]] = []
 
-    def start(self, name: str, host: Host, words: Sequence[str], *, threads: int) -> subprocess.Popen[str]:
+    def start(
+        self, name: str, host: Host, words: Sequence[str], *, threads: int = 1, stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         """Starts a Python command on ``host``; what it says on standard error goes to ``NAME.log``."""
         path = os.pathsep.join([str(ROOT / root) for root in SOURCE_ROOTS])
         variables = [f"PYTHONPATH={path}", f"OMP_NUM_THREADS={threads}", f"MKL_NUM_THREADS={threads}"]
         with open(self._folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
                 [*host.exec, "env", *variables, sys.executable, *words],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -111,13 +116,16 @@ def measure_atoll(setting: Setting, hosts: Sequence[Host], folder: Path) -> Meas
             join += ["--threads", str(setting.threads), "--listen", f"{host.address}:0", "--cache", str(folder / "cache")]
             processes.start(f"peer-{number + 1}", host, join, threads=setting.threads)
         assert coordinator.stdout is not None
+        events = []
         for line in coordinator.stdout:
-            if json.loads(line)["event"] == "step":
+            events.append(json.loads(line))
+            if events[-1]["event"] == "step":
                 ends.append(time.perf_counter())
     if len(ends) != setting.warmup + setting.steps:
         raise processes.failure(f"Atoll finished {len(ends)} of {setting.warmup + setting.steps} steps")
     seconds = [end - before for before, end in itertools.pairwise(ends)]
-    return Measured(step_seconds=tuple(seconds[-setting.steps :]), total_seconds=time.perf_counter() - began)
+    total = time.perf_counter() - began
+    return Measured(step_seconds=tuple(seconds[-setting.steps :]), total_seconds=total, events=tuple(events))
 
 
 def address_of(state: Path, coordinator: subprocess.Popen[str], processes: Processes) -> str:

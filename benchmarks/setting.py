@@ -26,6 +26,7 @@ class Setting:
     sequences: int = 2
     threads: int = 1
     learning_rate: float = 0.01
+    compression: str = "raw"
     warmup: int = 3
     steps: int = 10
 
@@ -56,7 +57,7 @@ class Setting:
                 "microbatch": self.sequences,
                 "optimizer": {"name": "sgd", "learning_rate": self.learning_rate},
             },
-            "network": {"compression": "raw"},
+            "network": {"compression": self.compression},
             "plan": {"stages": self.stages},
         }
 

@@ -68,3 +68,45 @@ async def test_the_fleets_benchmark_compares_predicted_with_measured() -> None:
     assert all(stage["predicted_bytes"] > 0 for stage in result["memory"])
     assert [one["fleet"] for one in answer["skipped"]] == ["two-hosts"]
     assert any(row.startswith("two-hosts") and "ATOLL_TEST_HOSTS" in row for row in table)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+async def test_the_link_benchmark_compares_a_link_with_plain_tcp() -> None:
+    sizes = ("--bytes", "2097152", "--short-bytes", "1048576", "--message-bytes", "262144", "--idle-seconds", "0.1")
+    output = await benchmark("link.py", *sizes, "--rounds", "1")
+
+    *table, line = output.splitlines()
+    results = json.loads(line)["results"]
+    assert set(results) == {"long, busy", "long, idle", "short, busy", "short, idle"}
+    assert all(one["ratio"] == one["link_mbps"] / one["tcp_mbps"] > 0 for one in results.values())
+    assert len(table) == 1 + len(results)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+async def test_the_wan_benchmark_measures_all_sides_on_the_hosts_as_they_are() -> None:
+    flags = [word for name, value in TINY.items() if name != "rounds" for word in (f"--{name}", str(value))]
+    hosts: list[dict[str, object]] = [{"name": name, "address": "127.0.0.1", "exec": []} for name in ("one", "two")]
+    output = await benchmark("wan.py", *flags, hosts=json.dumps(hosts))
+
+    *table, line = output.splitlines()
+    (result,) = json.loads(line)["results"]
+    assert all(result[side]["tokens_per_second"] > 0 for side in ("raw", "auto", "torch"))
+    assert result["raw"]["codecs"] == {"peer-1 -> peer-2": "raw", "peer-2 -> peer-1": "raw"}
+    assert "as they are" in table[-1]
+
+
+async def benchmark(name: str, *words: str, hosts: str = "[]") -> str:
+    """What a benchmark prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "benchmarks" / name),
+        *words,
+        env=environment(ATOLL_TEST_HOSTS=hosts),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return output.decode()

@@ -1,0 +1,86 @@
+"""What one link of Atoll carries, beside a plain TCP stream between the same two hosts, in turns.
+
+    python benchmarks/link.py          between the first two hosts of ATOLL_TEST_HOSTS, or over loopback where that is not set
+
+A transfer lasts until the receiver has said that all of it is there, so a round trip is part of it, on both sides. *busy*
+follows another transfer at once, *idle* a pause. Prints a table and then, as the last line, the same as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from contestants import ROOT, Failed, Processes
+from setting import LOOPBACK, hosts_of_environment
+
+ENDS = str(ROOT / "benchmarks" / "link_ends.py")
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    """Both ends as processes, from start to end."""
+    hosts = hosts_of_environment() or [LOOPBACK]
+    receiving, sending = hosts[1 % len(hosts)], hosts[0]
+    processes = Processes(Path(tempfile.mkdtemp(prefix="atoll-benchmark-link-")))
+    with processes.limited():
+        receiver = processes.start("receiver", receiving, [ENDS, "receive", "--host", receiving.address], stdin=subprocess.PIPE)
+        assert receiver.stdout is not None
+        assert receiver.stdin is not None
+        where = json.loads(receiver.stdout.readline() or "{}")
+        if not where:
+            raise processes.failure("the receiving end did not begin to listen")
+        words = [ENDS, "send", "--host", sending.address, "--link", where["link"], "--tcp", where["tcp"]]
+        words += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        sender = processes.start("sender", sending, words)
+        assert sender.stdout is not None
+        output = sender.stdout.read().strip()
+        receiver.stdin.close()
+    if not output:
+        raise processes.failure("the sending end did not finish")
+    return {"hosts": [sending.name, receiving.name], **json.loads(output)}
+
+
+def rates(measured: dict[str, Any], options: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Median Mbps by what was measured, of both sides, and the ratio."""
+    found = {}
+    for what in measured["link"][0]:
+        num_bytes = options["bytes" if what.startswith("long") else "short_bytes"]
+        link, tcp = (num_bytes * 8 / 1e6 / statistics.median(one[what] for one in measured[side]) for side in ("link", "tcp"))
+        found[what] = {"link_mbps": link, "tcp_mbps": tcp, "ratio": link / tcp}
+    return found
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """The figures for people."""
+    lines = [f"{'transfer':16} {'Atoll, Mbps':>12} {'TCP, Mbps':>12} {'Atoll/TCP':>10}"]
+    lines += [f"{what:16} {one['link_mbps']:12.1f} {one['tcp_mbps']:12.1f} {one['ratio']:10.3f}" for what, one in found.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bytes", type=int, default=48 * 2**20, help="of a long transfer")
+    parser.add_argument("--short-bytes", type=int, default=4 * 2**20, help="of a short one")
+    parser.add_argument("--message-bytes", type=int, default=2**20, help="a transfer consists of messages of this size")
+    parser.add_argument("--idle-seconds", type=float, default=5.0, help="the pause")
+    options = vars(parser.parse_args())
+    try:
+        measured = measure(options)
+    except Failed as failure:
+        print(f"link: {failure}", file=sys.stderr)
+        return 1
+    found = rates(measured, options)
+    print(table(found))
+    print(json.dumps({"setting": options, "results": found, **measured}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
