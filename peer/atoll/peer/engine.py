@@ -50,7 +50,7 @@ class Engine:
         self._links = Links(
             PeerId(settings.name), on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos
         )
-        self.lending = Lending(PeerId(settings.name), pacers, settings.chaos)
+        self.lending = Lending(PeerId(settings.name), (*pacers, self._links.courtesy), settings.chaos)
         self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download)
         self._pipeline = Pipeline(
             PipelineSurroundings(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.compression.context import Direction, direction
 from atoll.peer.link_traffic import LinkTraffic
+from atoll.protocol.courtesy import Courtesy
 from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
@@ -65,10 +66,11 @@ class Usage:
 
 
 class UsageTable:
-    """One :class:`Usage` a target and direction, and one :class:`LinkTraffic` a target."""
+    """One :class:`Usage` a target and direction, and one :class:`LinkTraffic` a target. ``courtesy`` hears of both."""
 
-    def __init__(self, own: PeerId) -> None:
+    def __init__(self, own: PeerId, courtesy: Courtesy) -> None:
         self._own = own
+        self._courtesy = courtesy
         self._table: dict[tuple[PeerId, Direction], Usage] = {}
         self._traffic: defaultdict[PeerId, LinkTraffic] = defaultdict(LinkTraffic)
 
@@ -87,6 +89,7 @@ class UsageTable:
         """A message is being sent and will be settled; said again with each of its frames."""
         self.of(target, message.key.kind).began(message.key, now)
         self._traffic[target].began(message.key, message.num_bytes, now)
+        self._tell()
 
     def settled(self, target: PeerId, key: MessageKey, now: float, *, arrived: bool) -> None:
         """The target has a message, or will not have it."""
@@ -95,6 +98,14 @@ class UsageTable:
             self._traffic[target].acknowledged(key, now)
         else:
             self._traffic[target].dropped(key, now)
+        self._tell()
+
+    def _tell(self) -> None:
+        shown = [traffic.bytes_per_second for traffic in self._traffic.values()]
+        self._courtesy.tell(
+            under_way=any(usage.under_way for usage in self._table.values()),
+            line_bytes_per_second=max((rate for rate in shown if rate is not None), default=None),
+        )
 
     def report(self) -> tuple[session_pb2.LinkUse, ...]:
         """Every entry, as stage reports carry them."""

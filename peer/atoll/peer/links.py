@@ -25,6 +25,7 @@ from atoll.peer.link_admission import LinksServicer, NotAdmitted
 from atoll.peer.link_usage import UsageTable
 from atoll.peer.loss_guard import LossGuard
 from atoll.protocol.assignment import Neighbour
+from atoll.protocol.courtesy import Courtesy
 from atoll.protocol.errors import AtollError, LinkError, MissingState, WireError
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import urgency
@@ -46,7 +47,7 @@ class Links:
 
     ``on_message(peer, message)`` and ``on_fault(error)`` are called on the loop. A fault names the peer to blame; after it
     the link comes back by itself if it can, but messages of the present generation may be lost. ``pacers`` bound what all links
-    send together.
+    send together. ``courtesy`` is for whoever sends in the background beside them.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class Links:
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
         self._worker = UrgentWorker("atoll-encode")
-        self._usage = UsageTable(own)
+        self.courtesy = Courtesy()
+        self._usage = UsageTable(own, self.courtesy)
         self._pacers = tuple(pacers)
         self._chaos = chaos or FaultPoints()
         self._links: dict[PeerId, Link] = {}

@@ -33,6 +33,14 @@ class TokenBucket:
         self._level = self._burst
         self._at = now
 
+    def limit(self, bytes_per_second: float, now: float) -> None:
+        """From now on at another rate. A debt stays what it is, in bytes."""
+        assert bytes_per_second > 0
+        self._fill(now)
+        self.bytes_per_second = bytes_per_second
+        self._burst = bytes_per_second * BURST_SECONDS
+        self._level = min(self._burst, self._level)
+
     def delay(self, now: float) -> float:
         """Seconds until something may be sent; 0 for now."""
         self._fill(now)
@@ -89,6 +97,10 @@ class Pacer:
     def spend(self, num_bytes: int) -> None:
         """So much is sent without a turn, or (negative) less than granted."""
         self._bucket.spend(num_bytes, self._clock())
+
+    def _limit(self, bytes_per_second: float) -> None:
+        if bytes_per_second != self._bucket.bytes_per_second:
+            self._bucket.limit(bytes_per_second, self._clock())
 
     def _serve(self) -> None:
         while self._waiting:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.peer.link_traffic import LinkTraffic
 from atoll.peer.link_usage import UsageTable
+from atoll.protocol.courtesy import Courtesy
 from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import Kind
 from support.messages import encoded_of, key_of
@@ -103,7 +104,7 @@ def test_the_shortest_round_trip_counts() -> None:
 
 
 def test_a_link_is_busy_while_something_is_under_way_each_direction_on_its_own() -> None:
-    table = UsageTable(PeerId("own"))
+    table = UsageTable(PeerId("own"), Courtesy())
     first, second = encoded_of(key_of(microbatch=0), 10**6), encoded_of(key_of(microbatch=1), 10**6)
     back = encoded_of(key_of(Kind.GRADIENT), 10**6)
     table.traffic(TARGET).echoed(0.1)

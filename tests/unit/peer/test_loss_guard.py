@@ -11,6 +11,7 @@ from torch import Tensor
 from atoll.compression.registry import MessageCoder
 from atoll.peer.link_usage import KEPT, Usage, UsageTable
 from atoll.peer.loss_guard import SAMPLED_STEPS, LossGuard
+from atoll.protocol.courtesy import Courtesy
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.messages import Kind, Message, MessageKey
 
@@ -24,7 +25,7 @@ class Sender:
     def __init__(self, codec: str) -> None:
         self.codec = codec
         self.guard = LossGuard()
-        self.table = UsageTable(OWN)
+        self.table = UsageTable(OWN, Courtesy())
         self.coder = MessageCoder()
 
     def send(self, key: MessageKey, tensor: Tensor) -> Tensor:
