@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from atoll.protocol.messages import Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
 from support.hand_models import HandModel
 from support.pipelines import HandPipeline, Sample
-from support.scripted_coordinator import ScriptedCoordinator, Seat
+from support.scripted_coordinator import RUN_ID, ScriptedCoordinator, Seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,11 +251,12 @@ class Swarm:
 
 
 @contextlib.asynccontextmanager
-async def swarm(*names: str, **changes: Any) -> AsyncIterator[Swarm]:
-    """A scripted coordinator and peers of these names; whoever still runs at the end leaves."""
-    coordinator = ScriptedCoordinator()
+async def swarm(*names: str, caches: Path | None = None, run_id: str = RUN_ID, **changes: Any) -> AsyncIterator[Swarm]:
+    """A scripted coordinator and peers of these names, each with a folder of its own in ``caches``; whoever still runs at the
+    end leaves."""
+    coordinator = ScriptedCoordinator(run_id=run_id)
     base = PeerSettings(coordinator=parse_address(await coordinator.start()), name="", threads=1, **changes)
-    peers = {name: Peer(replace(base, name=name)) for name in names}
+    peers = {name: Peer(replace(base, name=name, cache=base.cache if caches is None else caches / name)) for name in names}
     found = Swarm(coordinator, peers, {name: asyncio.create_task(peer.run()) for name, peer in peers.items()})
     try:
         yield found

@@ -21,6 +21,7 @@ from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import frames_pb2, session_pb2, session_pb2_grpc
 
 WAIT_SECONDS = 20.0
+RUN_ID = "5e" * 16
 
 
 class Seat:
@@ -115,11 +116,12 @@ class Seat:
 class ScriptedCoordinator(session_pb2_grpc.CoordinatorServicer):
     """Welcomes whoever joins; ``refusal`` turns every peer away with that reason. ``values`` are what FetchState gives."""
 
-    def __init__(self, refusal: str = "") -> None:
+    def __init__(self, refusal: str = "", run_id: str = RUN_ID) -> None:
         self.address = ""
         self.seats: dict[PeerId, Seat] = {}
         self.values: dict[str, Tensor] = {}
         self._refusal = refusal
+        self._run_id = run_id
         self._joined = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
@@ -150,7 +152,7 @@ class ScriptedCoordinator(session_pb2_grpc.CoordinatorServicer):
             seat.tell(rejected=session_pb2.Rejected(reason=self._refusal))
             seat.hang_up()
         else:
-            seat.tell(welcome=session_pb2.Welcome(run="test", name=seat.peer))
+            seat.tell(welcome=session_pb2.Welcome(run="test", name=seat.peer, run_id=self._run_id))
         async with self._joined:
             self.seats[seat.peer] = seat
             self._joined.notify_all()

@@ -6,7 +6,6 @@ complete it is called ``NAME.part``."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import zlib
@@ -19,29 +18,10 @@ import torch
 from atoll.coordinator.run_files import disk_error
 from atoll.protocol.errors import RunFailed, TraceError
 from atoll.protocol.graph import BufferSpec, OpGraph, ParameterSpec
+from atoll.protocol.safetensors_layout import DTYPES, header_bytes
 from atoll.protocol.tensors import tensor_to_bytes
 
 _log = logging.getLogger(__name__)
-
-# The names of the safetensors format.
-_DTYPES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +49,7 @@ class WeightsLayout:
             entries[name] = {"dtype": _dtype_name(spec), "shape": list(spec.shape), "data_offsets": [end, end + num_bytes]}
             offsets.setdefault(spec.name, []).append(end)
             end += num_bytes
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self.header = len(text).to_bytes(8, "little") + text
+        self.header = header_bytes(entries)
         self.num_bytes = len(self.header) + end
         self.places = {
             spec.name: _Place(
@@ -175,6 +153,6 @@ def _num_bytes(spec: ParameterSpec | BufferSpec) -> int:
 
 
 def _dtype_name(spec: ParameterSpec | BufferSpec) -> str:
-    if spec.dtype not in _DTYPES:
+    if spec.dtype not in DTYPES:
         raise TraceError(f"{spec.name} is {spec.dtype}, which a safetensors file cannot hold; use another dtype in the model")
-    return _DTYPES[spec.dtype]
+    return DTYPES[spec.dtype]

@@ -12,7 +12,7 @@ from atoll.compression.registry import decode_message
 from atoll.peer.borrowing import borrow_state
 from atoll.peer.connection import Connection, Received
 from atoll.peer.engine import Engine
-from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice
+from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice, SnapshotWritten
 from atoll.peer.faults import fault_of
 from atoll.peer.handling import handling_seconds
 from atoll.peer.lending import Lending
@@ -26,11 +26,13 @@ from atoll.peer.session_values import (
     Compute,
     Connect,
     ConnectionLost,
+    CopyOver,
     Disconnect,
     ExitCode,
     Fetch,
     Finish,
     Instruction,
+    KeepOnly,
     LeaveRequested,
     LendOut,
     LinksReady,
@@ -47,6 +49,7 @@ from atoll.peer.session_values import (
     UseCodecs,
 )
 from atoll.peer.settings import PeerSettings, software_version
+from atoll.peer.snapshots import Snapshots, held_message
 from atoll.peer.transfer import fetch_state, store_state
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import AtollError, LinkError
@@ -116,6 +119,7 @@ class Peer:
             cache=settings.cache,
         )
         engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers)
+        held = await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
         address = str(settings.coordinator)
@@ -126,7 +130,9 @@ class Peer:
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await connection.open(settings.connect_seconds)
         settings.chaos.joining()
-        connection.tell(session_pb2.PeerMessage(join=self._join(profile, handling, settings.advertised_address(bound))))
+        join = self._join(profile, handling, settings.advertised_address(bound))
+        join.snapshots.extend(held_message(snapshot) for snapshot in held)
+        connection.tell(session_pb2.PeerMessage(join=join))
         self._spawn(self._watch_joining(), self._tasks)
 
     async def _close(self, start: asyncio.Task[None]) -> None:
@@ -174,6 +180,7 @@ class Peer:
             self._feed(received)
             if joining and self._session.state is SessionState.IDLE:
                 _log.info("%s joined the run %s", self._own, self._session.run)
+                self._enter_run(self._session.run_id)
                 self._spawn(self._report_progress(), self._tasks)
         elif received.key.kind is Kind.ASSIGNMENT:
             payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
@@ -183,6 +190,10 @@ class Peer:
             self._post(Measure(message=decode_message(received)))
         else:
             self._post(Arrived(sender=None, message=decode_message(received)))
+
+    def _enter_run(self, run_id: str) -> None:
+        assert self._engine is not None
+        self._engine.enter(run_id)
 
     def _on_connection_lost(self, reason: str) -> None:
         self._feed(ConnectionLost(reason=reason))
@@ -202,6 +213,8 @@ class Peer:
             _log.warning("step %d: %s", notice.step, notice.fault.reason)
         elif isinstance(notice, Measured):
             _log_measured(notice)
+        elif isinstance(notice, SnapshotWritten) and notice.failure:
+            _log.warning("there is no snapshot of step %d here: %s", notice.step, notice.failure)
         self._feed(notice)
 
     def _feed(self, event: SessionEvent) -> None:
@@ -233,6 +246,10 @@ class Peer:
                 self._spawn(self._upload(instruction), self._tasks)
             case MeasureLink():
                 self._spawn(self._probe(instruction.probe), self._tasks)
+            case CopyOver():
+                self._spawn(self._copy(instruction.copy), self._tasks)
+            case KeepOnly():
+                self._spawn(self._snapshots.keep_only(instruction.steps), self._tasks)
             case Finish():
                 self._finish(instruction.outcome)
 
@@ -255,6 +272,11 @@ class Peer:
     def _lending(self) -> Lending:
         assert self._engine is not None
         return self._engine.lending
+
+    @property
+    def _snapshots(self) -> Snapshots:
+        assert self._engine is not None
+        return self._engine.snapshots
 
     def _use_codecs(self, instruction: UseCodecs) -> None:
         assert self._engine is not None
@@ -302,7 +324,15 @@ class Peer:
                 chaos.reached("transferring", step=assignment.committed_step + 1)
                 self._fetched_bytes += num_bytes
 
-            given |= await borrow_state(self._own, assignment, count, self._settings.max_download, chaos)
+            given |= await borrow_state(
+                self._own,
+                assignment,
+                count,
+                self._settings.max_download,
+                run_id=self._session.run_id,
+                own_disk=self._snapshots.stored,
+                chaos=chaos,
+            )
         except AtollError as error:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
             return
@@ -323,6 +353,13 @@ class Peer:
         except AtollError as error:
             fault = fault_of(error, doing="storing state at the coordinator")
             self._feed(UploadFailed(generation=generation, step=step, fault=fault))
+
+    async def _copy(self, request: session_pb2.CopySnapshot) -> None:
+        assert self._connection is not None
+        copied = await self._snapshots.copy(request)
+        if copied.failure:
+            _log.warning("the snapshot of step %d is not copied from %s: %s", request.step, request.source, copied.failure)
+        self._connection.tell(session_pb2.PeerMessage(snapshot_copied=copied))
 
     async def _probe(self, probe: session_pb2.Probe) -> None:
         assert self._connection is not None

@@ -19,6 +19,7 @@ from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
 from atoll.peer.profile import Profile
 from atoll.peer.settings import PeerSettings
+from atoll.peer.snapshots import Snapshots
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import LinkError
@@ -47,10 +48,11 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
         self._memory_bytes = profile.memory_bytes
-        self._links = Links(
-            PeerId(settings.name), on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos
-        )
-        self.lending = Lending(PeerId(settings.name), (*pacers, self._links.courtesy), settings.chaos)
+        own = PeerId(settings.name)
+        self._links = Links(own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos)
+        self.snapshots = Snapshots(settings, self._notify)
+        background = (*pacers, self._links.courtesy)
+        self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored)
         self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download)
         self._pipeline = Pipeline(
             PipelineSurroundings(
@@ -61,6 +63,7 @@ class Engine:
                 cache=MeasurementCache(settings.cache),
                 declared_speed=settings.flops_per_second is not None,
                 chaos=settings.chaos,
+                snapshots=self.snapshots.writer,
             )
         )
         self._thread: ComputeThread | None = None
@@ -72,7 +75,14 @@ class Engine:
         self._server, bound = await start_server(servicers, listen)
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
         self._thread.start()
+        if self.snapshots.writer is not None:
+            self.snapshots.writer.start()
         return bound
+
+    def enter(self, run_id: str) -> None:
+        """The run that this peer works for from now on."""
+        self.snapshots.enter(run_id)
+        self.lending.run_id = run_id
 
     @property
     def progress(self) -> ComputeProgress:
@@ -126,6 +136,8 @@ class Engine:
         """Ends the compute thread after the operator that is being executed; does not wait for it."""
         if self._thread is not None:
             self._thread.stop()
+        if self.snapshots.writer is not None:
+            self.snapshots.writer.stop()
 
     async def close(self) -> None:
         """Ends everything within a few seconds, even when an operator is still being executed then."""
@@ -135,6 +147,7 @@ class Engine:
             await self._server.stop(grace=None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        await self.snapshots.close(CLOSE_SECONDS)
 
     def _arrived(self, peer: PeerId, message: Message) -> None:
         self.post(Arrived(sender=peer, message=message))

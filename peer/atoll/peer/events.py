@@ -61,10 +61,13 @@ class BeginStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitStep:
+    """With ``snapshot``, answered by SnapshotWritten when the state after it is on the disk, or why it is not."""
+
     generation: Generation
     step: StepNumber
     clip_factor: float
     learning_rate: float
+    snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,11 @@ class DropState:
     """What was kept is of no use any more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteSnapshot:
+    """Write the state of the last committed step to the disk, be it a stage's or kept. Answered by SnapshotWritten."""
+
+
 Command: TypeAlias = (
     Assign
     | Initialise
@@ -124,6 +132,7 @@ Command: TypeAlias = (
     | Measure
     | KeepState
     | DropState
+    | WriteSnapshot
 )
 
 # --- notices: from computing to the session ---
@@ -215,7 +224,22 @@ class Measured:
     declared: bool = False
 
 
-Notice: TypeAlias = Accepted | Loaded | Reported | StepVoided | StateReady | StateKept | Consumed | Faulted | Measured
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    """The state of a committed ``step`` is on the disk, or the ``failure`` why it is not. ``stalled_seconds`` is for how long
+    computing waited for it."""
+
+    step: StepNumber
+    failure: str = ""
+    num_bytes: int = 0
+    seconds: float = 0.0
+    stalled_seconds: float = 0.0
+    names: tuple[str, ...] = ()
+
+
+Notice: TypeAlias = (
+    Accepted | Loaded | Reported | StepVoided | StateReady | StateKept | Consumed | Faulted | Measured | SnapshotWritten
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,10 +33,12 @@ from atoll.peer.events import (
     Loaded,
     Measure,
     Notice,
+    SnapshotWritten,
     StateKept,
     StateReady,
     StepVoided,
     VoidStep,
+    WriteSnapshot,
 )
 from atoll.peer.faults import Fault, FaultKind, fault_of
 from atoll.peer.kept_state import KeptState
@@ -44,6 +46,7 @@ from atoll.peer.mailbox import Mailbox
 from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.measuring_queue import MeasuringQueue
 from atoll.peer.memory_use import MemoryUse
+from atoll.peer.snapshot_writer import SnapshotWriter
 from atoll.peer.stage import Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
@@ -52,6 +55,7 @@ from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import Kind, Message
+from atoll.protocol.state import changing_names, split_name
 from atoll.protocol.validation import validate_stage
 
 
@@ -59,7 +63,7 @@ from atoll.protocol.validation import validate_stage
 class PipelineSurroundings:
     """What the pipeline works with. ``send`` hands a message over to the links and does not wait; a graph that takes more than
     ``memory_bytes`` is refused. Measurements are kept in ``cache``; none are made where ``declared_speed`` says that the owner
-    knows better."""
+    knows better. ``snapshots`` writes state to the disk; None where the owner gave no folder for it."""
 
     device: str
     memory_bytes: int
@@ -69,6 +73,7 @@ class PipelineSurroundings:
     cache: MeasurementCache = field(default_factory=lambda: MeasurementCache(None))
     declared_speed: bool = False
     chaos: FaultPoints = field(default_factory=FaultPoints)
+    snapshots: SnapshotWriter | None = None
 
 
 class Pipeline:
@@ -160,6 +165,8 @@ class Pipeline:
                 self._keep(command)
             case DropState():
                 self._kept = KeptState()
+            case WriteSnapshot():
+                self._write_snapshot()
 
     def _must_wait(self, command: Command) -> bool:
         """While state is handed out a commit waits, and with it what comes after it."""
@@ -249,9 +256,27 @@ class Pipeline:
         assert run.phase is Phase.REPORTED, f"step {command.step} was committed before it was reported"
         self._with.chaos.reached("committing", step=command.step)
         self._kept = KeptState()  # of the step before, and in part the very tensors that change now
+        if self._with.snapshots is not None:
+            self._with.snapshots.wait_until_read()
         stage.commit(command.clip_factor, command.learning_rate)
         self._committed = command.step
         self._end_step(run.start)
+        if command.snapshot:
+            self._write_snapshot()
+
+    def _write_snapshot(self) -> None:
+        """Has the state of the last committed step written, as far as training changes it: the rest can be made anew."""
+        step, state = self._committed, self._kept.state
+        if self._stage is not None:
+            changing = changing_names(self._stage.graph)
+            state = {name: value for name, value in self._stage.full_state() if split_name(name)[0] in changing}
+        elif self._kept.step is not None:
+            step = self._kept.step
+        if self._with.snapshots is None:
+            failure = "its owner gave this peer no folder to keep anything in: start it with --cache DIR"
+            self._with.notify(SnapshotWritten(step=step, failure=failure))
+        else:
+            self._with.snapshots.write(step, state)
 
     def _end_step(self, start: BeginStep) -> None:
         self._run = None
@@ -280,8 +305,9 @@ class Pipeline:
         self._generation = command.generation
         self._mailbox.drop_before(command.generation)
         if stage is not None and self._committed != command.step:
-            raise WireError(f"state of step {command.step} is to be kept and this peer's is of step {self._committed}")
+            stage = None  # the run goes on from another step: this state is of no use to anybody
         self._kept = self._kept.joined(command.step, dict(stage.full_state()) if stage is not None else {})
+        self._committed = command.step
         self._doing = "idle"
         self._with.notify(
             StateKept(generation=command.generation, step=command.step, borrowers=command.borrowers, state=self._kept.state)

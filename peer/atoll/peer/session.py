@@ -28,6 +28,7 @@ from atoll.peer.events import (
     Loaded,
     Measured,
     Reported,
+    SnapshotWritten,
     StateKept,
     StateReady,
     StepVoided,
@@ -40,11 +41,13 @@ from atoll.peer.session_values import (
     Compute,
     Connect,
     ConnectionLost,
+    CopyOver,
     Disconnect,
     ExitCode,
     Fetch,
     Finish,
     Instruction,
+    KeepOnly,
     LeaveRequested,
     LendOut,
     LinksReady,
@@ -83,7 +86,7 @@ class Session:
     def __init__(self) -> None:
         self.state = SessionState.JOINING
         self.name = PeerId("")
-        self.run = ""
+        self.run = self.run_id = ""
         self.generation = Generation(0)
         self.step = StepNumber(0)
         self._assigned_under = self._released_under = Generation(0)
@@ -141,6 +144,10 @@ class Session:
                 return self._lend(message.lend)
             case "release":
                 return self._release(message.release)
+            case "copy_snapshot":
+                return [CopyOver(message.copy_snapshot)]
+            case "keep_snapshots":
+                return [KeepOnly(frozenset(StepNumber(step) for step in message.keep_snapshots.steps))]
             case "probe":
                 return [MeasureLink(message.probe)]
             case "end":
@@ -150,8 +157,8 @@ class Session:
         return self._broken(f"it sent {content or 'an empty message'}, which this version does not expect here")
 
     def _ended(self, end: session_pb2.End) -> list[Instruction]:
-        if end.finished:
-            return self._finish(ExitCode.FINISHED, end.reason or "the run finished")
+        if end.finished:  # nobody will go back to a snapshot any more
+            return [KeepOnly(frozenset()), *self._finish(ExitCode.FINISHED, end.reason or "the run finished")]
         return self._finish(ExitCode.FAILED, f"the run failed: {end.reason or 'the coordinator gave no reason'}")
 
     def _joined(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:
@@ -160,6 +167,7 @@ class Session:
                 self.state = SessionState.IDLE
                 self.name = PeerId(message.welcome.name)
                 self.run = message.welcome.run
+                self.run_id = message.welcome.run_id
                 return []
             case "rejected":
                 return self._rejected(message.rejected)
@@ -202,7 +210,11 @@ class Session:
             return self._out_of_turn(f"committed step {commit.step} of generation {commit.generation}")
         self.state = SessionState.READY
         command = CommitStep(
-            generation=self.generation, step=self.step, clip_factor=commit.clip_factor, learning_rate=commit.learning_rate
+            generation=self.generation,
+            step=self.step,
+            clip_factor=commit.clip_factor,
+            learning_rate=commit.learning_rate,
+            snapshot=commit.snapshot,
         )
         return [*self._stop_lending(), Compute(command)]
 
@@ -255,6 +267,8 @@ class Session:
                 return [Advance(notice.next_generation), Tell(session_pb2.PeerMessage(voided=voided))]
             case Measured():
                 return [Tell(session_pb2.PeerMessage(measured=_measured_message(notice)))]
+            case SnapshotWritten():
+                return [Tell(session_pb2.PeerMessage(snapshot_taken=_snapshot_message(notice)))]
             case StateReady():  # of an older generation too: computing waits to hear that it was handed out
                 return [Upload(notice.generation, notice.step, notice.items)]
             case StateKept() if notice.generation == self.generation:
@@ -346,6 +360,17 @@ def _measured_message(measured: Measured) -> session_pb2.Measured:
         accumulate_seconds=measured.seconds.accumulate,
         update_seconds=measured.seconds.update,
         cached=measured.cached,
+    )
+
+
+def _snapshot_message(written: SnapshotWritten) -> session_pb2.SnapshotTaken:
+    return session_pb2.SnapshotTaken(
+        step=written.step,
+        failure=written.failure,
+        num_bytes=written.num_bytes,
+        seconds=written.seconds,
+        stalled_seconds=written.stalled_seconds,
+        names=written.names,
     )
 
 

@@ -182,10 +182,37 @@ class MeasureLink:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyOver:
+    """Fetch a part of a snapshot from another peer's disk, and tell the coordinator."""
+
+    copy: session_pb2.CopySnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOnly:
+    """Remove the run's snapshots of all other steps from the disk."""
+
+    steps: frozenset[StepNumber]
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     outcome: Outcome
 
 
 Instruction: TypeAlias = (
-    Tell | Compute | Connect | Fetch | Advance | UseCodecs | Disconnect | LendOut | StopLending | Upload | MeasureLink | Finish
+    Tell
+    | Compute
+    | Connect
+    | Fetch
+    | Advance
+    | UseCodecs
+    | Disconnect
+    | LendOut
+    | StopLending
+    | Upload
+    | MeasureLink
+    | CopyOver
+    | KeepOnly
+    | Finish
 )

@@ -13,6 +13,7 @@
     ├── SessionError        the coordinator refused this peer, or cannot be reached
     ├── NumericalFault      a loss or gradient that is not finite: stage and step
     ├── RunFailed           the run cannot go on: the last line says why
+    ├── DamagedSnapshot     state on a disk that is not what was written there
     └── ResourceError       a port in use, a full disk, too little memory: what to do
 
 ``assert`` is for our own mistakes only; what another process or a person did wrong raises one of these.
@@ -104,6 +105,10 @@ class NumericalFault(AtollError):
 
 class RunFailed(AtollError):
     """The run ended without finishing; the sentence is the reason."""
+
+
+class DamagedSnapshot(AtollError):
+    """A snapshot's file whose bytes and hashes disagree, or that cannot be read: it is of no use, another copy may be."""
 
 
 class ResourceError(AtollError):

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from atoll.protocol.errors import CorruptMessage, WireError
 from atoll.protocol.ids import Generation
 from atoll.protocol.messages import CHUNK_BYTES, EncodedMessage, Kind, MessageKey, header_is_whole
-from atoll.protocol.receiving import Accept, Assembler, Refusal
+from atoll.protocol.receiving import Accept, Assembler, Incoming, Refusal
 from atoll.protocol.sending import MAX_ATTEMPTS, Outgoing, SendQueue, urgency
 from atoll.protocol.v1 import frames_pb2
 
@@ -38,6 +38,7 @@ __all__ = [
     "Arrived",
     "CorruptSender",
     "GaveUp",
+    "Incoming",
     "MessageStream",
     "StreamEvent",
     "frames_of",
@@ -179,6 +180,14 @@ class MessageStream:
             self._answers.append(_acknowledgement(number))
         return self._sending.drop_before(generation)
 
+    def go_on_with(self, rest: Incoming) -> None:
+        """The next message from the other end is one that broke off on another stream: its chunks begin where ``rest`` ends."""
+        self._receiving.go_on_with(rest)
+
+    def take_unfinished(self) -> list[Incoming]:
+        """What is here of messages that broke off."""
+        return self._receiving.take_unfinished()
+
     def _receive(self, frame: frames_pb2.Frame) -> list[StreamEvent]:
         number = frame.message
         try:
@@ -235,10 +244,14 @@ class MessageStream:
             self._sending.add_credit(Generation(credit.generation), kind, credit.messages)
 
 
-def frames_of(message: EncodedMessage, number: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[frames_pb2.Frame]:
-    """A whole message as frames, for a stream on which nothing comes back."""
+def frames_of(
+    message: EncodedMessage, number: int, chunk_bytes: int = CHUNK_BYTES, begin: int = 0
+) -> Iterator[frames_pb2.Frame]:
+    """A whole message as frames, for a stream on which nothing comes back; without the first ``begin`` of its bytes where the
+    other end has these."""
     outgoing = Outgoing(number, message.sealed(), chunk_bytes)
     yield outgoing.next_frame()
+    outgoing.skip(begin)
     while not outgoing.finished:
         yield outgoing.next_frame()
 

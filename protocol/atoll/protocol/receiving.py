@@ -85,6 +85,7 @@ class Assembler:
         self._credit = dict(credit)
         self._max_message_bytes = max_message_bytes
         self._open: dict[int, Incoming] = {}
+        self._rest: Incoming | None = None
         self._held: dict[tuple[Generation, Kind], int] = {}
 
     def __len__(self) -> int:
@@ -101,11 +102,24 @@ class Assembler:
         except WireError as error:
             raise Refusal(str(error)) from error
         self._check(header)
-        incoming = Incoming(header)
-        incoming.allocate()
+        incoming = self._continued(header)
+        if incoming is None:
+            incoming = Incoming(header)
+            incoming.allocate()
         self._open[number] = incoming
         self._hold(header, 1)
         return self._finish(number) if incoming.complete else None
+
+    def go_on_with(self, rest: Incoming) -> None:
+        """The next message is one of which a part is here already: its chunks begin where that ends."""
+        self._rest = rest
+
+    def take_unfinished(self) -> list[Incoming]:
+        """What is here of messages that broke off, for :meth:`go_on_with` on another stream."""
+        unfinished = [incoming for incoming in self._open.values() if incoming.received]
+        for number in list(self._open):
+            self.drop(number)
+        return unfinished
 
     def add(self, number: int, chunk: bytes) -> EncodedMessage | None:
         """Takes a chunk; the message when this was its last. Chunks of a message that is not wanted (any more) are skipped.
@@ -141,6 +155,15 @@ class Assembler:
             del self._open[number]
         self._held = {key: count for key, count in self._held.items() if key[0] >= generation}
         return dropped
+
+    def _continued(self, header: MessageHeader) -> Incoming | None:
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return None
+        if (rest.header.tensors, rest.header.checksum) != (header.tensors, header.checksum):
+            raise Refusal("it goes on with a message that is another one than the part that is here")
+        rest.header = header
+        return rest
 
     def _finish(self, number: int) -> EncodedMessage:
         message = self._open[number].message()

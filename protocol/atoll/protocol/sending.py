@@ -62,6 +62,14 @@ class Outgoing:
             return frames_pb2.Frame(message=self.number, header=header)
         return frames_pb2.Frame(message=self.number, chunk=self._next_chunk())
 
+    def skip(self, num_bytes: int) -> None:
+        """Leave out so many of the bytes that come next."""
+        while num_bytes and not self.finished:
+            step = min(num_bytes, memoryview(self.message.tensors[self.tensor].data).nbytes - self.offset)
+            self.offset += step
+            num_bytes -= step
+            self._skip_empty()
+
     @property
     def finished(self) -> bool:
         """Whether this attempt has been handed out completely."""

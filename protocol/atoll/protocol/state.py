@@ -33,6 +33,20 @@ def split_name(name: str) -> tuple[str, str | None]:
     return (owner, moment) if known else (name, None)
 
 
+def grouped(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[tuple[str, torch.Tensor], ...]]:
+    """All that each name stands for, the tensor itself first, in an order that does not depend on where ``state`` is from."""
+    groups: dict[str, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in state.items():
+        groups.setdefault(split_name(name)[0], []).append((name, tensor))
+    return {owner: tuple(sorted(group, key=lambda item: place_in_group(item[0]))) for owner, group in groups.items()}
+
+
+def place_in_group(name: str) -> tuple[bool, str]:
+    """What tensors of one group are sorted by."""
+    moment = split_name(name)[1]
+    return (moment is not None, moment or "")
+
+
 def changing_names(graph: OpGraph | StageGraph) -> frozenset[str]:
     """The parameters and buffers that training changes. The others keep their first values, which anybody can have."""
     trained = {spec.name for spec in graph.parameters if spec.trainable}
@@ -64,17 +78,11 @@ def state_judge(graph: StageGraph, optimizer: str) -> Callable[[MessageHeader], 
     return judge
 
 
-class StateDigest:
-    """A hash over STATE messages in their order: names, dtypes, shapes and bytes."""
-
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=16)
-
-    def add(self, message: EncodedMessage) -> None:
-        """Reads every byte: call it off the event loop for a large message."""
-        for tensor in message.tensors:
-            self._hash.update(f"{tensor.name} {tensor.dtype} {tensor.shape} {tensor.order}\n".encode())
-            self._hash.update(tensor.data)
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
+def state_digest(message: EncodedMessage) -> bytes:
+    """A hash over a STATE message: names, dtypes, shapes, orders and bytes. Reads every byte: call it off the event loop for a
+    large message."""
+    found = blake2b(digest_size=16)
+    for tensor in message.tensors:
+        found.update(f"{tensor.name} {tensor.dtype} {tensor.shape} {tensor.order}\n".encode())
+        found.update(tensor.data)
+    return found.digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
@@ -22,6 +23,7 @@ from atoll.peer.events import (
     Loaded,
     MicrobatchLoss,
     Reported,
+    SnapshotWritten,
     StateKept,
     StateReady,
     StepVoided,
@@ -35,11 +37,13 @@ from atoll.peer.session_values import (
     Compute,
     Connect,
     ConnectionLost,
+    CopyOver,
     Disconnect,
     ExitCode,
     Fetch,
     Finish,
     Instruction,
+    KeepOnly,
     LeaveRequested,
     LendOut,
     LinksReady,
@@ -140,6 +144,10 @@ def ready() -> Driver:
     return driver.give(Loaded(generation=ONE), LinksReady(generation=ONE))
 
 
+def spare() -> Driver:
+    return Driver().give(WELCOME)
+
+
 def stepping() -> Driver:
     return ready().give(start())
 
@@ -187,6 +195,33 @@ def test_a_step_from_start_to_commit() -> None:
     driver.give(commit())
     assert driver.one(Compute).command == CommitStep(generation=ONE, step=STEP, clip_factor=0.5, learning_rate=0.1)
     assert driver.session.state is SessionState.READY
+
+
+@pytest.mark.parametrize("begin", [spare, ready, stepping])
+def test_snapshots_are_told_of_copied_and_rotated_at_any_moment(begin: Callable[[], Driver]) -> None:
+    driver = begin()
+    before = driver.session.state
+    written = SnapshotWritten(step=STEP, num_bytes=7, seconds=2.0, stalled_seconds=0.5, names=("a", "b"))
+    taken = driver.give(written).told().snapshot_taken
+    assert taken == pb.SnapshotTaken(step=STEP, num_bytes=7, seconds=2.0, stalled_seconds=0.5, names=("a", "b"))
+    copy = pb.CopySnapshot(step=STEP, source="bob", address="host:1", names=["a"])
+    assert driver.give(pb.CoordinatorMessage(copy_snapshot=copy)).one(CopyOver).copy == copy
+    keep = pb.CoordinatorMessage(keep_snapshots=pb.KeepSnapshots(steps=[3, 5]))
+    assert driver.give(keep).one(KeepOnly).steps == {3, 5}
+    assert driver.session.state is before
+
+
+def test_a_commit_may_ask_for_a_snapshot() -> None:
+    commit = pb.Commit(generation=ONE, step=STEP, clip_factor=0.5, learning_rate=0.1, snapshot=True)
+    command = stepping().give(report(), pb.CoordinatorMessage(commit=commit)).one(Compute).command
+    assert isinstance(command, CommitStep)
+    assert command.snapshot
+
+
+def test_a_run_that_finished_needs_no_snapshots_any_more() -> None:
+    assert ready().give(pb.CoordinatorMessage(end=pb.End(finished=True))).one(KeepOnly).steps == frozenset()
+    failed = ready().give(pb.CoordinatorMessage(end=pb.End(finished=False)))
+    assert not [item for item in failed.last if isinstance(item, KeepOnly)]
 
 
 def test_an_evaluation_needs_no_commit() -> None:

@@ -280,3 +280,34 @@ def _resealed(proto: frames_pb2.MessageHeader) -> frames_pb2.MessageHeader:
     proto.ClearField("header_checksum")
     proto.header_checksum = zlib.crc32(proto.SerializeToString(deterministic=True), zlib.crc32((1).to_bytes(8, "little")))
     return proto
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_message_that_broke_off_goes_on_on_another_stream(cut: int) -> None:
+    message = encoded_of(key_of(Kind.STATE), CHUNK_BYTES + 5, 0, 2 * CHUNK_BYTES, 9)
+    broken = MessageStream(accept_all)
+    for frame in list(frames_of(message, 1))[: 1 + cut]:
+        assert broken.handle(frame) == []
+    (rest,) = broken.take_unfinished()
+    assert rest.received == cut * CHUNK_BYTES
+    assert broken.num_unfinished == 0
+    other = MessageStream(accept_all)
+    other.go_on_with(rest)
+    frames = list(frames_of(message, 7, CHUNK_BYTES // 4, rest.received))
+    events = [event for frame in frames for event in other.handle(frame)]
+    assert [contents(found) for found in arrivals(events)] == [contents(message)]
+    assert sum(len(frame.chunk) for frame in frames) == message.num_bytes - cut * CHUNK_BYTES
+
+
+def test_a_rest_does_not_go_on_with_another_message() -> None:
+    one, other = (encoded_of(key_of(Kind.STATE, microbatch=number), 2 * CHUNK_BYTES) for number in (0, 1))
+    stream = MessageStream(accept_all)
+    for frame in list(frames_of(one, 1))[:2]:
+        stream.handle(frame)
+    (rest,) = stream.take_unfinished()
+    stream.go_on_with(rest)
+    assert [event for frame in frames_of(other, 2, begin=rest.received) for event in stream.handle(frame)] == []
+    answer = stream.next_frame()
+    assert answer is not None
+    assert answer.refused.final
+    assert "another one" in answer.refused.reason

@@ -7,7 +7,7 @@ import torch
 from atoll.compression.registry import encode_message
 from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader
-from atoll.protocol.state import StateDigest, changing_names, moment_name, split_name, state_judge
+from atoll.protocol.state import changing_names, grouped, moment_name, split_name, state_digest, state_judge
 from support.hand_models import convolutional
 from support.messages import key_of
 
@@ -49,23 +49,26 @@ def test_training_changes_weights_and_statistics() -> None:
     }
 
 
-def digest_of(*messages: EncodedMessage) -> bytes:
-    digest = StateDigest()
-    for one in messages:
-        digest.add(one)
-    return digest.digest()
-
-
 def test_the_digest_tells_bytes_names_shapes_and_order_apart() -> None:
     values = torch.arange(6.0)
-    one, other = message(("a", values)), message(("b", values))
-    assert digest_of(one, other) == digest_of(message(("a", values.clone())), other)
+    one, two = ("a", values), ("b", values)
+    assert state_digest(message(one, two)) == state_digest(message(("a", values.clone()), two))
     different = [
-        digest_of(one, other),
-        digest_of(other, one),
-        digest_of(one),
-        digest_of(message(("a", values + 1)), other),
-        digest_of(message(("a", values.reshape(2, 3))), other),
-        digest_of(message(("a", values.view(torch.int32))), other),
+        state_digest(message(one, two)),
+        state_digest(message(two, one)),
+        state_digest(message(one)),
+        state_digest(message(("a", values + 1), two)),
+        state_digest(message(("a", values.reshape(2, 3)), two)),
+        state_digest(message(("a", values.view(torch.int32)), two)),
     ]
     assert len(set(different)) == len(different)
+
+
+def test_what_a_name_stands_for_is_in_the_same_order_wherever_it_comes_from() -> None:
+    names = ["b@step", "a", "b@exp_avg", "a@exp_avg_sq", "b", "a@exp_avg"]
+    for order in (names, names[::-1], sorted(names)):
+        groups = grouped({name: torch.zeros(1) for name in order})
+        assert {owner: [name for name, _ in group] for owner, group in groups.items()} == {
+            "a": ["a", "a@exp_avg", "a@exp_avg_sq"],
+            "b": ["b", "b@exp_avg", "b@step"],
+        }

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from atoll.protocol.v1 import frames_pb2 as atoll_dot_protocol_dot_v1_dot_frames__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/state.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/frames.proto\"}\n\x0cStateRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05names\x18\x04 \x03(\t\x12\x1c\n\x14max_bytes_per_second\x18\x05 \x01(\x01\x12\x10\n\x08snapshot\x18\x06 \x01(\x08\"S\n\tStatePart\x12)\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x18.atoll.protocol.v1.FrameH\x00\x12\x10\n\x06\x64igest\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent2Q\n\x05State\x12H\n\x05\x46\x65tch\x12\x1f.atoll.protocol.v1.StateRequest\x1a\x1c.atoll.protocol.v1.StatePart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/state.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/frames.proto\"\xb8\x01\n\x0cStateRequest\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05names\x18\x04 \x03(\t\x12\x1c\n\x14max_bytes_per_second\x18\x05 \x01(\x01\x12\x10\n\x08snapshot\x18\x06 \x01(\x08\x12\x0e\n\x06run_id\x18\x07 \x01(\t\x12\x12\n\nhave_bytes\x18\x08 \x01(\x04\x12\x15\n\rhave_checksum\x18\t \x01(\x07\"i\n\tStatePart\x12)\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x18.atoll.protocol.v1.FrameH\x00\x12\x10\n\x06\x64igest\x18\x02 \x01(\x0cH\x00\x12\x14\n\ngoes_on_at\x18\x03 \x01(\x04H\x00\x42\t\n\x07\x63ontent2Q\n\x05State\x12H\n\x05\x46\x65tch\x12\x1f.atoll.protocol.v1.StateRequest\x1a\x1c.atoll.protocol.v1.StatePart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATEREQUEST']._serialized_start=84
-  _globals['_STATEREQUEST']._serialized_end=209
-  _globals['_STATEPART']._serialized_start=211
-  _globals['_STATEPART']._serialized_end=294
-  _globals['_STATE']._serialized_start=296
-  _globals['_STATE']._serialized_end=377
+  _globals['_STATEREQUEST']._serialized_start=85
+  _globals['_STATEREQUEST']._serialized_end=269
+  _globals['_STATEPART']._serialized_start=271
+  _globals['_STATEPART']._serialized_end=376
+  _globals['_STATE']._serialized_start=378
+  _globals['_STATE']._serialized_end=459
 # @@protoc_insertion_point(module_scope)
