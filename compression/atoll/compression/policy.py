@@ -3,7 +3,8 @@
 Theory of operation. Encoding, sending and decoding run beside computing, each on its own; a pipeline keeps its pace while the
 slowest of the three takes no longer for a microbatch than the slowest stage computes for one. What takes longer is paid for
 once a microbatch; and once in a step a microbatch passes the link with nothing to hide behind, when the pipeline fills or
-drains. Both together are what a codec *holds back* a step. Every link gets the first codec of its ladder, the least lossy
+drains. Where no core is free for it, encoding and decoding also take computing's time. All this together is what a codec *holds
+back* a step. Every link gets the first codec of its ladder, the least lossy
 first, that holds the step back by no more than the best one does, give or take a small part of the step. So a faster link
 never gets a lossier codec.
 
@@ -54,10 +55,14 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a link has to carry for a microbatch, and how fast it is."""
+    """What a link has to carry for a microbatch, and how fast it is. Of each second of encoding, ``encoding_share`` is lost to
+    computing: nothing where a core is free for it, and of a machine all of whose cores compute, one of them. The same for
+    decoding."""
 
     raw_bytes: float
     bytes_per_second: float
+    encoding_share: float = 0.0
+    decoding_share: float = 0.0
 
     def carried(self, rung: Rung) -> tuple[float, float, float]:
         """Seconds a microbatch: encoding, on the wire, decoding."""
@@ -66,6 +71,11 @@ class Demand:
             self.raw_bytes * rung.ratio / self.bytes_per_second,
             self.raw_bytes / rung.decode_bytes_per_second,
         )
+
+    def stolen(self, rung: Rung) -> float:
+        """Seconds a microbatch that computing loses to encoding and decoding."""
+        encoding, _, decoding = self.carried(rung)
+        return encoding * self.encoding_share + decoding * self.decoding_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +98,7 @@ class Pace:
         """By how many seconds a link lengthens a step in one direction."""
         carried = demand.carried(rung)
         late = max(0.0, max(carried) - self.microbatch_seconds)
-        return (self.num_microbatches - 1) * late + sum(carried)
+        return (self.num_microbatches - 1) * late + sum(carried) + self.num_microbatches * demand.stolen(rung)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +231,7 @@ class CodecPolicy(Generic[Place]):
         changes = []
         for place, demand in demands.items():
             link = self._links[place]
-            careful = Demand(raw_bytes=demand.raw_bytes, bytes_per_second=MARGIN * demand.bytes_per_second)
+            careful = replace(demand, bytes_per_second=MARGIN * demand.bytes_per_second)
             aim = self._aim(link, step, careful, pace, tolerated)
             link.roomy_steps = link.roomy_steps + 1 if aim < link.at else 0
             if link.roomy_steps >= PATIENCE_STEPS:

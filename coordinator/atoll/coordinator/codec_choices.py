@@ -17,7 +17,7 @@ from statistics import median
 from atoll.compression.context import Direction
 from atoll.compression.policy import CodecPolicy, Demand, Pace, Rung, first_choices
 from atoll.coordinator.observed import Observed
-from atoll.coordinator.planning.codecs import codec_between, codecs_allowed, link_rate
+from atoll.coordinator.planning.codecs import codec_between, codecs_allowed, coding_shares, link_rate
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
@@ -59,13 +59,15 @@ class CodecChange:
 
 @dataclass(slots=True, kw_only=True)
 class _Edge:
-    """One direction of a link; ``users`` is how many links share the lines of its ends."""
+    """One direction of a link; ``users`` is how many links share the lines of its ends, ``shares`` what computing loses
+    there of each second of coding."""
 
     direction: Direction
     source: PeerOffer
     target: PeerOffer
     planned_bytes: float
     users: tuple[int, int]
+    shares: tuple[float, float]
     use: session_pb2.LinkUse = field(default_factory=session_pb2.LinkUse)
 
     @property
@@ -221,7 +223,8 @@ class CodecChoices:
         assert self._network is not None, "links belong to a plan"
         edge = self._edges[ends]
         rate = link_rate(self._network, edge.source, edge.target, edge.users, edge.seen_rate)
-        return Demand(raw_bytes=edge.raw_bytes, bytes_per_second=rate)
+        encoding, decoding = edge.shares
+        return Demand(raw_bytes=edge.raw_bytes, bytes_per_second=rate, encoding_share=encoding, decoding_share=decoding)
 
 
 def _edges(plan: Plan, graphs: Sequence[StageGraph], offers: Mapping[PeerId, PeerOffer]) -> dict[Ends, _Edge]:
@@ -237,6 +240,7 @@ def _edges(plan: Plan, graphs: Sequence[StageGraph], offers: Mapping[PeerId, Pee
                     sizes[other, one] += boundary.spec.num_bytes(bindings)
     sends, receives = Counter(one for one, _ in sizes), Counter(other for _, other in sizes)
     places = {peer: place for place, peer in enumerate(plan.peers)}
+    shares = coding_shares([offers[peer] for peer in plan.peers])
     return {
         (one, other): _Edge(
             direction=Direction.FORWARD if places[one] < places[other] else Direction.BACKWARD,
@@ -244,6 +248,7 @@ def _edges(plan: Plan, graphs: Sequence[StageGraph], offers: Mapping[PeerId, Pee
             target=offers[other],
             planned_bytes=float(size),
             users=(sends[one], receives[other]),
+            shares=(shares[places[one]], shares[places[other]]),
         )
         for (one, other), size in sizes.items()
     }

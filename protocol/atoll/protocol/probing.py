@@ -29,6 +29,8 @@ _AGREE = 0.15
 _SMALLEST_LOAD_BYTES = 8 * 1024
 _LOAD_SECONDS = 0.01
 _FIRST_WINDOW_BYTES = 64 * 1024
+_LEAST_WINDOW_LOADS = 2
+"""One that arrives and one behind it: so the link is never idle."""
 _WINDOW_TRIPS = 2.5
 """Round trips' worth of what arrives that may be under way: enough for the window to grow as fast as TCP's own."""
 _SHORTEST_TRIP_SECONDS = 0.02
@@ -120,7 +122,9 @@ class LoadSender:
     def next_bytes(self) -> int:
         """The size of what to send next; 0 while the other end has to take more first."""
         size = int(min(max(self._rate * _LOAD_SECONDS, _SMALLEST_LOAD_BYTES), LARGEST_LOAD_BYTES))
-        window = max(_FIRST_WINDOW_BYTES, _WINDOW_TRIPS * self._rate * self._trip_seconds)
+        # On a slow link the first window takes long to arrive, and the end of the load would wait behind each further one.
+        least = _FIRST_WINDOW_BYTES if self._arrived < _FIRST_WINDOW_BYTES / 2 else _LEAST_WINDOW_LOADS * size
+        window = max(least, _WINDOW_TRIPS * self._rate * self._trip_seconds)
         size = min(size, self._max_bytes - self._sent)
         return size if self._sent + size - self._arrived <= window else 0
 

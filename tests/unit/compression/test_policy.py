@@ -196,3 +196,15 @@ def test_a_ladder_respects_its_bounds() -> None:
 
 def test_every_known_rung_is_shorter_than_raw() -> None:
     assert {"raw", "bf16", "int8", "int4"} <= set(LADDER) & set(codec_names())
+
+
+def test_where_no_core_is_free_coding_costs_computing_and_a_cheaper_codec_is_taken() -> None:
+    slow_coder = Rung(name="transform", ratio=0.07, encode_bytes_per_second=1.3e8, decode_bytes_per_second=2e8)
+    quick_coder = Rung(name="int8", ratio=0.26, encode_bytes_per_second=2e9, decode_bytes_per_second=3e9)
+    pace = Pace(microbatch_seconds=0.5, num_microbatches=8)
+    free = Demand(raw_bytes=MEGABYTE, bytes_per_second=4e6)
+    crowded = replace(free, encoding_share=0.5, decoding_share=0.5)
+    assert free.stolen(slow_coder) == 0.0
+    assert crowded.stolen(slow_coder) == pytest.approx(0.5 * MEGABYTE / 1.3e8 + 0.5 * MEGABYTE / 2e8)
+    assert held_back(slow_coder, free, pace) < held_back(quick_coder, free, pace)
+    assert held_back(slow_coder, crowded, pace) > held_back(quick_coder, crowded, pace)

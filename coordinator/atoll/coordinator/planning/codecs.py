@@ -5,7 +5,7 @@ A message's checksum is worked out at both ends whatever the codec, so even raw 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -14,6 +14,7 @@ import torch
 from atoll.compression.policy import Rung, ladder
 from atoll.compression.registry import codec, codec_names
 from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.processors import full
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.job import Compression
 
@@ -102,6 +103,12 @@ def codecs_allowed(chosen: str, compression: Compression) -> tuple[str, ...]:
     if chosen != "auto":
         return (chosen,)
     return ladder(codec_names(), floor=compression.floor, ceiling=compression.ceiling)
+
+
+def coding_shares(peers: Sequence[PeerOffer]) -> tuple[float, ...]:
+    """What part of a second of encoding or decoding each of ``peers`` loses to computing when all of them compute."""
+    crowded = set(full(peers))
+    return tuple(1.0 / peer.cores if index in crowded else 0.0 for index, peer in enumerate(peers))
 
 
 def link_rate(

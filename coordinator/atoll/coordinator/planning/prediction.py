@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from atoll.compression.policy import Demand, Pace, Rung, first_choices
-from atoll.coordinator.planning.codecs import link_rate
+from atoll.coordinator.planning.codecs import coding_shares, link_rate
 from atoll.coordinator.planning.costs import Constraints, CostTable, MemoryTable, PeerSeconds, peer_seconds
 from atoll.coordinator.planning.cuts import Layout, layout_pace
 from atoll.coordinator.planning.network import Matrix, Network
@@ -96,12 +96,14 @@ class Predictor:
         if len(ladders[0]) == len(ladders[1]) == 1:
             return (LinkCodecs(forward=ladders[0][0], backward=ladders[1][0]),) * (layout.num_stages - 1)
         demands = []
+        shares = coding_shares([self.peers[peer] for peer in layout.peers])
         last = layout.num_stages - 1
         for stage, (one, other) in enumerate(pairwise(layout.peers)):
             end = layout.bounds[stage + 1]
             users = 2 if stage else 1, 2 if stage + 1 < last else 1
-            demands.append(self._demand(one, other, self.segments.forward_bytes[end], users))
-            demands.append(self._demand(other, one, self.segments.backward_bytes[end], users[::-1]))
+            ends = shares[stage : stage + 2]
+            demands.append(self._demand(one, other, self.segments.forward_bytes[end], users, ends))
+            demands.append(self._demand(other, one, self.segments.backward_bytes[end], users[::-1], ends[::-1]))
         computing = [self.table.compute.item(int(anew), peer, first, end) for peer, first, end, anew in _stages(layout)]
         pace = Pace(
             microbatch_seconds=layout_pace(self.table, layout),
@@ -111,9 +113,9 @@ class Predictor:
         chosen = first_choices(ladders * (layout.num_stages - 1), demands, pace)
         return tuple(LinkCodecs(forward=there, backward=back) for there, back in zip(chosen[::2], chosen[1::2], strict=True))
 
-    def _demand(self, source: int, target: int, num_bytes: float, users: tuple[int, int]) -> Demand:
+    def _demand(self, source: int, target: int, num_bytes: float, users: tuple[int, int], shares: tuple[float, ...]) -> Demand:
         rate = link_rate(self.network, self.peers[source], self.peers[target], users)
-        return Demand(raw_bytes=num_bytes, bytes_per_second=rate)
+        return Demand(raw_bytes=num_bytes, bytes_per_second=rate, encoding_share=shares[0], decoding_share=shares[1])
 
     def pipeline(
         self, layout: Layout, in_flight: tuple[int, ...] | None = None, codecs: tuple[LinkCodecs, ...] | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from atoll.compression.registry import codec_names
-from atoll.coordinator.planning.codecs import codec_cost
+from atoll.coordinator.planning.codecs import codec_cost, coding_shares
+from atoll.coordinator.planning.segments import PeerOffer
 from atoll.protocol.errors import WireError
+from atoll.protocol.ids import PeerId
 
 
 @pytest.mark.parametrize("name", codec_names())
@@ -32,3 +34,13 @@ def test_fewer_bits_are_fewer_bytes() -> None:
     costs = [codec_cost(name) for name in ("bf16", "int8", "int4", "int3", "int2")]
     assert [round(32 * cost.ratio, 2) for cost in costs] == [16.0, 8.25, 4.25, 3.25, 2.25]
     assert all(cost.encode_bytes_per_second < 1.0 / (cost.ratio / 6e9) for cost in costs)
+
+
+def test_coding_takes_from_computing_where_no_core_is_free() -> None:
+    alone = PeerOffer(name=PeerId("alone"), flops_per_second=1e9, memory_bytes=1, machine="a", cores=2)
+    crowd = [
+        PeerOffer(name=PeerId(name), flops_per_second=1e9, memory_bytes=1, machine="b", cores=2)
+        for name in ("one", "two", "three")
+    ]
+    assert coding_shares([alone, *crowd]) == (0.0, 0.5, 0.5, 0.5)
+    assert coding_shares([alone, crowd[0]]) == (0.0, 0.0)
