@@ -27,6 +27,7 @@ from atoll.coordinator.run.instructions import (
     Announce,
     AskStore,
     Assign,
+    CheckReplay,
     CloseWeights,
     ConsiderMove,
     EndRun,
@@ -80,6 +81,7 @@ class SimulatedSwarm:
         self.done: list[Instruction] = []
         self.told: list[Event] = []
         self.commits: list[WriteCommit] = []
+        self.replays: list[WriteCommit] = []
         self.ended: EndRun | None = None
         self.moves_pay = True
         self._most_stages = most_stages
@@ -137,6 +139,8 @@ class SimulatedSwarm:
                     PeerReady(peer=peer, generation=instruction.generation, fetched_bytes=100, fetch_seconds=0.5)
                     for peer in instruction.plan.peers
                 ]
+            case CheckReplay():
+                self.replays.append(instruction.commit)
             case SendBatches():
                 self.answers.append(make_batch(instruction))
             case StartStep():
@@ -161,10 +165,12 @@ class SimulatedSwarm:
         """After a commit each parameter of the plan comes from somebody who is here and was at that step."""
         if instruction.committed == 0:
             assert not instruction.holders
+            assert not instruction.on_disks
             return
         for name in PARAMETERS:
-            assert instruction.holders[name], f"nobody has {name}"
-            for holder in instruction.holders[name]:
+            holders = (*instruction.holders.get(name, ()), *instruction.on_disks.get(name, ()))
+            assert holders, f"nobody has {name}"
+            for holder in holders:
                 assert self.machine.context.roster.is_present(holder)
 
     def _judge(self, instruction: ConsiderMove) -> MoveJudged:

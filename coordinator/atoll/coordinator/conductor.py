@@ -33,6 +33,7 @@ from atoll.coordinator.run.instructions import (
     Announce,
     AskStore,
     Assign,
+    CheckReplay,
     CloseWeights,
     ConsiderMove,
     EndRun,
@@ -46,6 +47,7 @@ from atoll.coordinator.run.instructions import (
     StartStep,
     WriteCommit,
 )
+from atoll.coordinator.run.replay import compare, difference
 from atoll.coordinator.run_files import WEIGHTS
 from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.sizing import Sizing
@@ -145,6 +147,8 @@ class Conductor:
             case WriteCommit():
                 await self._offload.run(self._folder.journal.write_commit, instruction)
                 self._measurements.codecs.committed(instruction)
+            case CheckReplay():
+                await self._check_replay(instruction.commit)
             case SendCommit():
                 self._send_commit(instruction)
             case SendVoid():
@@ -255,11 +259,12 @@ class Conductor:
         self._state.allow_fetching(instruction.generation, to_fetch)
 
     def _lend(self, instruction: Assign) -> None:
-        """Whoever holds state of the committed step keeps it, and gives it to the peers of the plan."""
+        """Whoever holds state of the committed step keeps it, and gives it to the peers of the plan; whoever holds state of
+        another step drops it."""
         lend = session_pb2.Lend(
             generation=instruction.generation, committed_step=instruction.committed, borrowers=instruction.plan.peers
         )
-        keepers = {peer for peers in instruction.holders.values() for peer in peers}
+        keepers = {peer for peers in instruction.holders.values() for peer in peers}.union(instruction.stale)
         self._sessions.tell(sorted(keepers), session_pb2.CoordinatorMessage(lend=lend))
 
     def _release(self, instruction: ReleaseState) -> None:
@@ -285,6 +290,14 @@ class Conductor:
                 codecs=[session_pb2.LinkCodec(target=target, codec=codec) for target, codec in used.items()],
             )
             self._sessions.tell([peer], session_pb2.CoordinatorMessage(start=start))
+
+    async def _check_replay(self, again: WriteCommit) -> None:
+        journaled = await self._offload.run(self._folder.journal.committed, again.step)
+        event = compare(again, journaled)
+        if not event.equal:
+            _log.warning("%s", difference(again, journaled))
+        self._measurements.codecs.committed(again)
+        await self._tell(event)
 
     def _send_commit(self, instruction: SendCommit) -> None:
         commit = session_pb2.Commit(

@@ -113,6 +113,61 @@ class MovedEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEvent(Event):
+    """The state after ``step`` is on peers' disks, as a whole: ``bytes`` of it, without copies, ``seconds`` after the
+    step's commit; computing waited ``stalled_seconds`` for it."""
+
+    kind: ClassVar[str] = "snapshot"
+    step: int
+    bytes: int
+    seconds: float
+    stalled_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredEvent(Event):
+    """The run stood at ``from_step``, what was learned was lost with a peer, and the stages have the state after ``step`` now
+    (0: the first values): ``bytes`` of it came from other peers. Training stood still for ``seconds``."""
+
+    kind: ClassVar[str] = "restored"
+    step: int
+    from_step: int
+    reason: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedEvent(Event):
+    """A committed step was done again, on the way from a snapshot to where the run was; ``equal``: loss, gradient norm and
+    samples are those of the journal, bit for bit."""
+
+    kind: ClassVar[str] = "replayed"
+    step: int
+    loss: float
+    seconds: float
+    equal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredEvent(Event):
+    """``step`` is the first that was committed after a loss; ``seconds`` passed since the lost peer was last heard. Of these:
+    until its loss was noticed, from then until the last plan, until all stages had their state, until ``replayed_steps`` steps
+    were done again, and until the new step was committed."""
+
+    kind: ClassVar[str] = "recovered"
+    step: int
+    reason: str
+    replayed_steps: int
+    noticed_seconds: float
+    planned_seconds: float
+    moved_seconds: float
+    replayed_seconds: float
+    step_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationEvent(Event):
     """``loss_without_codecs`` is what the loss was with links that lose nothing, where the job asks for it."""
 

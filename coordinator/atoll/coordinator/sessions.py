@@ -72,7 +72,8 @@ class Sessions:
             reason = await session.run(context)
         finally:
             if self._forget(session):
-                self._post(PeerGone(peer=session.peer, reason=reason))
+                silent = time.monotonic() - session.member.heard
+                self._post(PeerGone(peer=session.peer, reason=reason, silent_seconds=silent))
 
     def find(self, peer: PeerId) -> PeerSession | None:
         return self._sessions.get(peer)
@@ -101,8 +102,9 @@ class Sessions:
         """End the sessions whose lease is over."""
         for member in self.membership.expired(time.monotonic()):
             reason = f"nothing was heard from it for {self.membership.lease_seconds:g} s"
+            silent = time.monotonic() - member.heard
             self.expel(member.name, reason)
-            self._post(PeerGone(peer=member.name, reason=reason))
+            self._post(PeerGone(peer=member.name, reason=reason, silent_seconds=silent, may_return=True))
 
     async def end(self, *, finished: bool, reason: str, within_seconds: float) -> None:
         """Tell every peer that the run is over and wait until they have heard; nobody joins any more."""

@@ -12,7 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.coordinator.events import EvaluationEvent, LinkEvent, PeerEvent, PlanEvent, PredictionEvent, StepEvent, VoidEvent
+from atoll.coordinator.events import (
+    EvaluationEvent,
+    LinkEvent,
+    PeerEvent,
+    PlanEvent,
+    PredictionEvent,
+    RecoveredEvent,
+    ReplayedEvent,
+    RestoredEvent,
+    StepEvent,
+    VoidEvent,
+)
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.run_files import METRICS, WEIGHTS
@@ -207,8 +218,10 @@ async def test_a_run_that_blows_up_ends_after_three_void_steps_and_says_why(tmp_
     assert [event.step for event in run.told(VoidEvent)] == [2, 2, 2]
 
 
-async def test_a_killed_peer_ends_the_run_with_the_reason_and_a_spare_does_not(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, steps=10_000, plan={"stages": 2})
+async def test_a_killed_peer_leads_back_to_the_first_values_and_changes_nothing_and_a_spare_is_only_noted(
+    tmp_path: Path,
+) -> None:
+    job = tiny_job(tmp_path, steps=30, plan={"stages": 2}, evaluate_every=10)
     async with coordinated(job, tmp_path / "state", peers=3) as run:
         await run.until_told(StepEvent, step=1)
         _, (last,) = (stage.peers for stage in run.told(PlanEvent)[0].stages)
@@ -218,6 +231,17 @@ async def test_a_killed_peer_ends_the_run_with_the_reason_and_a_spare_does_not(t
         seen = run.told(StepEvent)[-1].step
         await run.until(lambda: run.told(StepEvent)[-1].step > seen)
         run.kill(last)
-        outcome = await run.ended()
-    assert outcome.reason.startswith(f"{last} (stage 1) was lost (its connection ")
-    assert "the weights of its stage with it" in outcome.reason
+        run.join("newcomer")
+        assert (await run.ended()).finished
+    (restored,) = run.told(RestoredEvent)
+    assert restored.reason.startswith(f"{last} (stage 1) was lost (its connection ")
+    assert (restored.step, restored.bytes) == (0, 0)
+    assert [event.step for event in run.told(ReplayedEvent)] == list(range(1, restored.from_step + 1))
+    assert all(event.equal for event in run.told(ReplayedEvent))
+    (recovered,) = run.told(RecoveredEvent)
+    assert (recovered.step, recovered.replayed_steps) == (restored.from_step + 1, restored.from_step)
+    plain = train_plainly(job, tmp_path / "cache")
+    assert [event.loss for event in run.told(StepEvent)] == list(plain.losses)
+    assert [event.step for event in run.told(EvaluationEvent)] == [10, 20, 30]
+    weights = load_file(tmp_path / "state" / WEIGHTS)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in plain.state.items())

@@ -217,16 +217,6 @@ def test_a_loss_before_the_first_commit_leads_back_to_waiting_and_then_on() -> N
     assert swarm.commits[0].generation == 3
 
 
-def test_a_loss_after_a_commit_ends_the_run_with_the_reason() -> None:
-    swarm = make_swarm()
-    swarm.start("a", "b")
-    swarm.answer_all(lambda event: getattr(event, "step", 1) == 1)
-    assert len(swarm.commits) == 1
-    swarm.give(PeerGone(peer=B, reason="no message for 10 s"))
-    assert swarm.ended is not None
-    assert swarm.ended.reason.startswith("b (stage 1) was lost (no message for 10 s) after step 1 of 3")
-
-
 def test_a_model_that_does_not_fit_pauses_and_goes_on_when_someone_joins() -> None:
     swarm = make_swarm(min_peers=1, memory_needed=2 * 10**9)
     swarm.start("a")

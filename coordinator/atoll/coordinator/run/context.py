@@ -9,13 +9,15 @@ from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.holdings import Holdings
 from atoll.coordinator.run.instructions import Announce, EndRun, Instruction, ReleaseState
 from atoll.coordinator.run.roster import Roster
+from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment, Snapshots
 from atoll.coordinator.run.states import TRANSITIONS, Phase, RunSettings, RunState
 from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
 
 
 class RunContext:
     """Changed by the machine and its parts alone; ``pending`` are the peers whose answer ends the present wait, ``doing`` says
-    what is done for a plan."""
+    what is done for a plan. ``moment`` is the step at which the state stands, ``journal_step`` the last one in the journal:
+    they differ while the run does steps again. ``stale`` are peers that hold state of a moment which the run has left."""
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.settings = settings
@@ -27,7 +29,12 @@ class RunContext:
         self.entered = now
         self.deadline = now + settings.deadlines.waiting_seconds
         self.generation = Generation(0)
-        self.committed = StepNumber(0)
+        self.moment = FIRST_VALUES
+        self.journal_step = StepNumber(0)
+        self.snapshots = Snapshots(settings.copies)
+        self.stale: set[PeerId] = set()
+        self._last_line = 0
+        self._went_back = False
         self.plan: Plan | None = None
         self.names: tuple[frozenset[str], ...] = ()
         self.holdings = Holdings()
@@ -58,9 +65,38 @@ class RunContext:
     def grow_generation(self) -> None:
         self.generation = Generation(self.generation + 1)
 
-    def hold_committed(self) -> None:
+    @property
+    def committed(self) -> StepNumber:
+        """The committed step at which the state stands."""
+        return self.moment.step
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the next step is one that is committed already and is done again."""
+        return self.committed < self.journal_step
+
+    def go_to(self, moment: Moment) -> None:
+        """The run stands at another moment from now on, of which state is on disks at most."""
+        self.stale.update(self.holdings.peers)
+        self.holdings.clear(learned=moment.step > 0)
+        self.moment = moment
+        self._went_back = True
+
+    def uncovered(self) -> tuple[str, ...]:
+        """The essential names that nobody here holds as of where the run stands, in memory or on a disk."""
+        missing = self.holdings.uncovered()
+        on_disks = self.snapshots.holders(self.moment) if missing else {}
+        return tuple(name for name in missing if name not in on_disks)
+
+    def hold_committed(self, step: StepNumber) -> None:
         """A step was committed: every stage's state is of it, and what others keep of the step before is of no use."""
         assert self.plan is not None
+        if self._went_back:
+            self._went_back = False
+            self._last_line += 1
+        self.moment = Moment(step=step, line=self._last_line)
+        self.journal_step = max(self.journal_step, step)
+        self.stale.clear()
         keepers = tuple(peer for peer in self.holdings.peers if peer not in self.plan.peers)
         self.holdings.replace(dict(zip(self.plan.peers, self.names, strict=True)))
         if keepers:

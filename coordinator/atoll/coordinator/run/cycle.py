@@ -3,7 +3,9 @@
 A step is a transaction. Its batches go out, the stages are started, each stage reports when it has all its gradients. With
 all reports here and finite the commit is written, then sent; the next step starts with the same breath, on batches that went
 out while this one ran. Anything else voids the step: the generation grows, every stage drops what it did and answers, and the
-step runs again."""
+step runs again.
+
+After a run went back to a snapshot it does steps again that the journal has: these are compared with it, not written."""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from atoll.coordinator.events import EvaluationEvent, StepEvent, VoidEvent
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.deadlines import StepTimer
 from atoll.coordinator.run.events import BatchPrepared, PeerVoided, StageReported
-from atoll.coordinator.run.instructions import SendBatches, SendCommit, SendVoid, StartStep, WriteCommit
+from atoll.coordinator.run.instructions import CheckReplay, SendBatches, SendCommit, SendVoid, StartStep, WriteCommit
 from atoll.coordinator.run.reckoning import Blame, StepOutcome
+from atoll.coordinator.run.recovery import Recovery
 from atoll.coordinator.run.states import Phase
 from atoll.coordinator.run.step import OpenStep
 from atoll.protocol.ids import PeerId, StepNumber
@@ -26,8 +29,9 @@ CURE_NOT_FINITE = "; lower training.optimizer.learning_rate or set training.clip
 class StepCycle:
     """``between_steps`` is called when a step or an evaluation is done and decides what comes next."""
 
-    def __init__(self, context: RunContext, between_steps: Callable[[], None]) -> None:
+    def __init__(self, context: RunContext, recovery: Recovery, between_steps: Callable[[], None]) -> None:
         self._context = context
+        self._recovery = recovery
         self._between_steps = between_steps
         self._batches: dict[tuple[StepNumber, bool], BatchPrepared] = {}
         self._batches_sent = StepNumber(0)
@@ -42,6 +46,7 @@ class StepCycle:
         self.void_reason = ""
         self.owed_evaluation = False
         self._evaluation: EvaluationEvent | None = None
+        self._last_evaluation = StepNumber(0)
 
     def begin_next(self) -> None:
         """Start the step after the last committed one, after an evaluation that is still owed."""
@@ -109,6 +114,12 @@ class StepCycle:
         self.owed_evaluation = self.open is not None and self.open.evaluation
         self.open = None
 
+    def went_back(self) -> None:
+        """The next step is not the one after the last that was done; an evaluation that is owed is due when that comes."""
+        self.owed_evaluation = False
+        self._evaluation = None
+        self.voids_in_a_row = 0
+
     def voided(self, event: PeerVoided) -> None:
         context = self._context
         if context.phase is not Phase.VOIDING or event.generation != context.generation:
@@ -153,8 +164,9 @@ class StepCycle:
         if step.step != context.committed + 1:
             raise AssertionError(context.tell(f"step {step.step} commits after step {context.committed}"))
         commit = self._commit_record(step, outcome, batch)
+        again = context.replaying
         context.emit(
-            commit,
+            CheckReplay(commit=commit) if again else commit,
             SendCommit(
                 generation=commit.generation,
                 step=commit.step,
@@ -162,16 +174,23 @@ class StepCycle:
                 learning_rate=commit.learning_rate,
             ),
         )
-        context.committed = step.step
-        context.hold_committed()
-        self._count(commit)
-        every = context.settings.evaluate_every
-        if every is not None and (step.step % every == 0 or step.step == context.settings.steps):
+        context.hold_committed(step.step)
+        self._count(commit, again=again)
+        if self._evaluation_is_due(step.step):
             self.begin(step.step, evaluation=True)
         else:
             self._close()
         # Last, for the next step must not wait for whoever listens.
-        context.announce(self._step_event(commit, outcome))
+        if not again:
+            context.announce(self._step_event(commit, outcome))
+        self._recovery.committed(again=again)
+
+    def _evaluation_is_due(self, step: StepNumber) -> bool:
+        """After ``step``; steps that are done again have had theirs."""
+        settings = self._context.settings
+        if settings.evaluate_every is None or step <= self._last_evaluation:
+            return False
+        return step % settings.evaluate_every == 0 or step == settings.steps
 
     def _commit_record(self, step: OpenStep, outcome: StepOutcome, batch: BatchPrepared) -> WriteCommit:
         return WriteCommit(
@@ -187,12 +206,14 @@ class StepCycle:
             sample_ids=batch.sample_ids,
         )
 
-    def _count(self, commit: WriteCommit) -> None:
-        self.loss = commit.loss
+    def _count(self, commit: WriteCommit, *, again: bool) -> None:
+        if not again:
+            self.loss = commit.loss
+            self.num_tokens += commit.num_tokens
         self.tokens_per_second = commit.num_tokens / commit.seconds if commit.seconds > 0 else 0.0
-        self.num_tokens += commit.num_tokens
         self.voids_in_a_row = 0
         self._timer.observe(commit.seconds)
+        self._recovery.step_seconds = self._timer.usual
         self._batches = {key: value for key, value in self._batches.items() if key[0] > commit.step}
 
     def _step_event(self, commit: WriteCommit, outcome: StepOutcome) -> StepEvent:
@@ -222,6 +243,7 @@ class StepCycle:
                 return
         else:
             event = dataclasses.replace(first, loss_without_codecs=outcome.loss)
+        self._last_evaluation = step.step
         self._close()
         self._context.announce(event)
 

@@ -37,6 +37,11 @@ class StepTimer:
     def observe(self, seconds: float) -> None:
         self._seconds.append(seconds)
 
+    @property
+    def usual(self) -> float:
+        """What a step takes, 0 before there is one."""
+        return statistics.median(self._seconds) if self._seconds else 0.0
+
     def limit(self, predicted_seconds: float) -> float:
         """Seconds that a step may take."""
         usual = statistics.median(self._seconds) if self._seconds else predicted_seconds

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.run.snapshots import HeldPart
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
 
 
@@ -37,16 +38,22 @@ class StorePurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerJoined:
+    """``snapshots`` are the parts of this run's snapshots that it has on its disk."""
+
     offer: PeerOffer
+    snapshots: tuple[HeldPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerGone:
-    """``left``: it said so; otherwise it was lost."""
+    """``left``: it said so; otherwise it was lost. It was last heard ``silent_seconds`` ago; ``may_return``: only silence tells
+    that it is gone, so it may be there still."""
 
     peer: PeerId
     reason: str
     left: bool = False
+    silent_seconds: float = 0.0
+    may_return: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

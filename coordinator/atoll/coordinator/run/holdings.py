@@ -1,4 +1,5 @@
-"""Who holds the state of which parameters and buffers, as of the last committed step. A part of the state machine; pure.
+"""Who holds the state of which parameters and buffers in memory, as of the committed step at which the run stands. A
+part of the state machine; pure.
 
 After a commit each stage's peer holds what its stage names, and nobody anything else. When a plan ends, its peers keep what
 they hold, and a peer that is ready under the next plan holds that stage's names as well; so for a while a name may have
@@ -13,7 +14,7 @@ from atoll.protocol.ids import PeerId
 
 
 class Holdings:
-    """By peer. ``essential`` are the names that training changes: who lost one of them has lost what was learned."""
+    """By peer. ``essential`` are the names that training changes: where one of them is lost, what was learned is."""
 
     def __init__(self) -> None:
         self.essential: frozenset[str] = frozenset()
@@ -45,6 +46,11 @@ class Holdings:
     def forget(self, peer: PeerId) -> None:
         """The peer is gone, and what it held with it."""
         self._names.pop(peer, None)
+
+    def clear(self, *, learned: bool) -> None:
+        """The run goes on from state that is on disks at most; unless ``learned`` from first values, which need no holder."""
+        self._names = {}
+        self._learned = learned
 
     def uncovered(self) -> tuple[str, ...]:
         """The essential names that nobody holds; none before the first commit."""

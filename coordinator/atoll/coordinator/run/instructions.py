@@ -36,12 +36,15 @@ class ConsiderMove:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
     """Write the plan to the journal, have whoever holds state of the committed step keep and lend it, and send each peer of the
-    plan its stage. ``holders`` says of each name who holds its state."""
+    plan its stage. Of each name, ``holders`` says who holds its state in memory, ``on_disks`` who has it in a snapshot of that
+    step. ``stale`` are peers without a stage that hold state of a step which the run has left."""
 
     generation: Generation
     plan: Plan
     committed: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
     holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+    on_disks: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+    stale: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +91,21 @@ class WriteCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReplay:
+    """A step that the journal has was done again: compare it, and tell the outside."""
+
+    commit: WriteCommit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendCommit:
+    """``snapshot``: the state after it is to be written to the peers' disks."""
+
     generation: Generation
     step: StepNumber
     clip_factor: float
     learning_rate: float
+    snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +162,7 @@ Instruction: TypeAlias = (
     | SendBatches
     | StartStep
     | WriteCommit
+    | CheckReplay
     | SendCommit
     | SendVoid
     | AskStore

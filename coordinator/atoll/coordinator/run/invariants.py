@@ -59,7 +59,7 @@ def _about_the_state(machine: RunMachine) -> list[tuple[bool, str]]:
     context, holdings = machine.context, machine.context.holdings
     checks = [
         (
-            context.state.final or context.phase is Phase.STORING or not holdings.uncovered(),
+            context.state in (RunState.WAITING, RunState.FINISHING) or context.state.final or not context.uncovered(),
             "a parameter's state has no holder",
         ),
         (all(context.roster.is_present(peer) for peer in holdings.peers), "somebody who is gone holds state"),
@@ -76,7 +76,7 @@ def _about_the_step(machine: RunMachine) -> list[tuple[bool, str]]:
     running = context.phase.open or context.phase is Phase.VOIDING
     checks = [
         (not running or cycle.open is not None, f"{context.phase} without a step"),
-        (0 <= context.committed <= context.settings.steps, "more steps than the run has"),
+        (0 <= context.committed <= context.journal_step <= context.settings.steps, "steps that nobody has committed"),
         (cycle.voids_in_a_row <= context.settings.max_voids, "the step was void too often"),
         (context.phase is not Phase.VOIDING or bool(context.pending), "void, and everybody has answered"),
         (context.phase is not Phase.STORING or machine.storing.purpose is not None, "weights are stored for no purpose"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from atoll.coordinator.codec_choices import CodecChange
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.instructions import WriteCommit
+from atoll.coordinator.run.replay import CommittedStep
 from atoll.protocol.errors import ResourceError
 from atoll.protocol.ids import Generation, StepNumber
 
@@ -109,6 +110,13 @@ class Journal:
         with self._spoken():
             (step,) = self._connection.execute("SELECT coalesce(max(step), 0) FROM commits").fetchone()
         return StepNumber(step)
+
+    def committed(self, step: StepNumber) -> CommittedStep:
+        """What a committed step came to."""
+        with self._spoken():
+            query = "SELECT loss, grad_norm, samples FROM commits WHERE step = ?"
+            loss, grad_norm, samples = self._connection.execute(query, (step,)).fetchone()
+        return CommittedStep(loss=loss, grad_norm=grad_norm, samples=samples)
 
     def run(self) -> tuple[str, int]:
         """The run's name and how many steps it was to have."""

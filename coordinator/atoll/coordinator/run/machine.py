@@ -2,8 +2,10 @@
 
     waiting -> planning -> loading <-> training -> finishing -> finished
        ^          |           |           |            |
-       +----------+-----------+-----------+            |    a loss, or a lack of memory, leads back to waiting;
-                                          +------------+-> failed   a loss of what nobody else holds ends the run
+       +----------+-----------+-----------+------------+    a loss, or a lack of memory, leads back to waiting
+
+From waiting a run goes on with the state that is left; where some of it is lost, it goes back to a snapshot (``recovery``). Any
+state may lead to failed, but the loss of a peer never does.
 
 The cycle of steps while training is ``cycle``'s, a change of plan for the better ``moving``'s, writing weights ``storing``'s.
 Each state has a deadline (``deadlines``), and ``waiting`` says whom a run waits for."""
@@ -42,6 +44,7 @@ from atoll.coordinator.run.events import (
 )
 from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, MakePlan
 from atoll.coordinator.run.moving import Moving
+from atoll.coordinator.run.recovery import Recovery
 from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.storing import Storing
@@ -57,7 +60,8 @@ class RunMachine:
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.context = RunContext(settings, now)
-        self.cycle = StepCycle(self.context, self._proceed)
+        self.recovery = Recovery(self.context)
+        self.cycle = StepCycle(self.context, self.recovery, self._proceed)
         self.moving = Moving(self.context)
         self.storing = Storing(self.context, self.cycle, self._proceed)
         self._deadlines = settings.deadlines
@@ -90,12 +94,13 @@ class RunMachine:
             case PeerJoined():
                 self._peer_joined(event)
             case PeerGone():
-                self._peer_gone(event.peer, event.reason, left=event.left)
+                self._peer_gone(event)
             case PeerProgressed():
                 self.context.roster.progressed(event.peer, event.phase, event.waiting_for)
             case GraphReady():
                 self.cycle.trainable = event.trainable
-                self.context.holdings.essential = event.changing
+                self.recovery.order = event.trainable
+                self.context.holdings.essential = self.context.snapshots.essential = event.changing
             case PlanMade():
                 self._plan_made(event)
             case PlanRefused():
@@ -141,39 +146,38 @@ class RunMachine:
         context = self.context
         early = context.state in (RunState.WAITING, RunState.PLANNING)
         context.announce(*context.roster.join(event.offer, PeerState.JOINED if early else PeerState.SPARE))
+        context.snapshots.joined(event.offer.name, event.snapshots)
         self._last_join = context.now
         if context.state is RunState.WAITING and self._refused is None:
             context.wait_at_most(self._deadlines.waiting_seconds)
 
-    def _peer_gone(self, peer: PeerId, reason: str, *, left: bool) -> None:
-        context = self.context
+    def _peer_gone(self, event: PeerGone) -> None:
+        context, peer, reason = self.context, event.peer, event.reason
         if not context.roster.is_present(peer):
             return
         who = context.described(peer)
         planned = context.plan is not None and peer in context.plan.peers
-        held = bool(context.holdings.names_of(peer))
-        context.announce(*context.roster.remove(peer, reason, left=left))
+        held = context.holdings.names_of(peer)
+        how = f"{who} left ({reason})" if event.left else f"{who} was lost ({reason})"
+        context.announce(*context.roster.remove(peer, reason, left=event.left))
         context.holdings.forget(peer)
-        how = f"{who} left ({reason})" if left else f"{who} was lost ({reason})"
+        context.snapshots.gone(peer)
+        context.stale.discard(peer)
         if context.phase is Phase.STORING:
-            if planned and self.storing.needs(peer):
-                self._state_lost(how)
-        elif (planned or held) and context.holdings.uncovered():
-            self._state_lost(how)
-        elif planned or context.state is RunState.PLANNING or (held and context.state is RunState.LOADING):
+            matters = planned and self.storing.needs(peer)
+        else:
+            # Where a donor is lost whose names others have too, its borrowers ask these.
+            matters = planned or context.state is RunState.PLANNING or bool(context.plan is not None and context.uncovered())
+        if matters:
+            self.recovery.lost(peer, held if event.may_return else frozenset(), event.silent_seconds)
             self._fall_back(how)
 
-    def _state_lost(self, how: str) -> None:
-        context = self.context
-        when = f"after step {context.committed} of {context.settings.steps}"
-        what = "and the weights of its stage with it; start the run again with a new --state"
-        context.fail(f"{how} {when}, {what}")
-
     def _fall_back(self, reason: str) -> None:
-        """Leave the plan, with nothing lost: what is committed has a holder, and the open step begins again."""
+        """Leave the plan; the open step begins again under the next one, with the state that is left or was kept."""
         context = self.context
         self.moving.interrupted(reason)
-        if context.state is RunState.TRAINING:
+        self.recovery.interrupted(reason)
+        if context.state in (RunState.TRAINING, RunState.FINISHING):
             assert context.plan is not None
             survivors = tuple(peer for peer in context.plan.peers if context.roster.is_present(peer))
             self.cycle.send_void(survivors, reason)
@@ -181,12 +185,12 @@ class RunMachine:
         context.plan, context.names = None, ()
         context.roster.release()
         self._refused = None
-        self.storing.purpose = None
+        self.storing.interrupted()
         context.enter(RunState.WAITING, self._deadlines.waiting_seconds, reason)
 
     def _expel(self, peer: PeerId, reason: str) -> None:
         self.context.emit(ExpelPeer(peer=peer, reason=reason))
-        self._peer_gone(peer, reason, left=False)
+        self._peer_gone(PeerGone(peer=peer, reason=reason))
 
     # Planning and loading
 
@@ -195,11 +199,16 @@ class RunMachine:
         offers = context.roster.offers()
         settled = context.now - self._last_join >= self._deadlines.settle_seconds
         # A run that has begun goes on with whoever is here.
-        needed = 1 if context.committed else max(1, context.settings.min_peers)
+        needed = 1 if context.journal_step else max(1, context.settings.min_peers)
         if self.cycle.trainable is None or len(offers) < needed or not settled:
             return
         if self._refused == frozenset(offer.name for offer in offers):
             return
+        stood = context.moment
+        if not self.recovery.settle():
+            return
+        if context.moment != stood:
+            self.cycle.went_back()
         context.enter(RunState.PLANNING, self._deadlines.planning_seconds)
         context.grow_generation()
         self._planned_with = tuple(offer.name for offer in offers)
@@ -231,8 +240,17 @@ class RunMachine:
         context.pending = set(plan.peers)
         self.cycle.new_generation()
         self.moving.planned(planned_with)
-        holders = context.holdings.holders()
-        context.emit(Assign(generation=context.generation, plan=plan, committed=context.committed, holders=holders))
+        self.recovery.planned()
+        context.emit(
+            Assign(
+                generation=context.generation,
+                plan=plan,
+                committed=context.committed,
+                holders=context.holdings.holders(),
+                on_disks=context.snapshots.holders(context.moment) if context.committed else {},
+                stale=tuple(sorted(context.stale.difference(plan.peers))),
+            )
+        )
         context.announce(
             PlanEvent(
                 generation=context.generation,
@@ -259,7 +277,8 @@ class RunMachine:
             self._loading_failures = 0
             self.storing.training_began()
             context.enter(RunState.TRAINING, self._deadlines.step_seconds)
-            self.moving.arrived()
+            fetched_bytes, stopped_seconds = self.moving.arrived(went_back=self.recovery.went_back)
+            self.recovery.arrived(fetched_bytes, stopped_seconds)
             self._proceed()
 
     # Training
@@ -268,6 +287,9 @@ class RunMachine:
         """Between two steps: what comes next."""
         context = self.context
         if self.storing.begin_if_due():
+            return
+        if self.recovery.better_is_here():
+            self._fall_back("a snapshot of a later step is complete, for somebody came back with a part of it")
             return
         if not self.cycle.owed_evaluation and (move := self.moving.take()) is not None:
             context.grow_generation()

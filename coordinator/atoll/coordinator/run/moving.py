@@ -96,12 +96,17 @@ class Moving:
         self._fetched_bytes += event.fetched_bytes
         self._fetch_seconds = max(self._fetch_seconds, event.fetch_seconds)
 
-    def arrived(self) -> None:
-        """All peers have their stages."""
+    def arrived(self, *, went_back: bool) -> tuple[int, float]:
+        """All peers have their stages; returns how many bytes changed hands and how long training stood still. That is told
+        here unless the run ``went_back``, which is another story."""
         context, stopped, self._stopped = self._context, self._stopped, None
-        if stopped is None or context.committed == 0:
-            return
-        seconds = context.now - stopped
+        seconds = context.now - stopped if stopped is not None else 0.0
+        if stopped is not None and context.committed > 0 and not went_back:
+            self._tell_of_move(seconds)
+        return self._fetched_bytes, seconds
+
+    def _tell_of_move(self, seconds: float) -> None:
+        context = self._context
         self._restraint.moved(context.committed, context.now, seconds)
         context.announce(
             MovedEvent(

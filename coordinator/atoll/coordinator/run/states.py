@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.restraint import RestraintSettings
+from atoll.coordinator.run.rollback import PatienceSettings
 from atoll.coordinator.run.schedule import LearningRateSchedule
 
 
@@ -44,7 +45,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.PLANNING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FAILED}),
     RunState.LOADING: frozenset({RunState.WAITING, RunState.TRAINING, RunState.FAILED}),
     RunState.TRAINING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FINISHING, RunState.FAILED}),
-    RunState.FINISHING: frozenset({RunState.FINISHED, RunState.FAILED}),
+    RunState.FINISHING: frozenset({RunState.WAITING, RunState.FINISHED, RunState.FAILED}),
     RunState.FINISHED: frozenset(),
     RunState.FAILED: frozenset(),
 }
@@ -59,6 +60,7 @@ PHASES: dict[RunState, frozenset[Phase]] = {
 class RunSettings:
     """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most;
     with ``evaluate_without_codecs`` each is done twice.
+    Each part of a snapshot is kept by ``copies`` more peers.
     A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run. A peer that ran out of
     memory is planned with ``memory_factor`` of what it was to need, and left out after ``max_shortages`` such times."""
 
@@ -72,5 +74,7 @@ class RunSettings:
     max_voids: int = 3
     memory_factor: float = 0.8
     max_shortages: int = 5
+    copies: int = 0
+    patience: PatienceSettings = field(default_factory=PatienceSettings)
     restraint: RestraintSettings = field(default_factory=RestraintSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)

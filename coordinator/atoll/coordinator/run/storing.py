@@ -35,15 +35,17 @@ class Storing:
     def stop(self, event: StopAsked) -> None:
         """End the run, with the weights where there are trained ones and it is only a matter of time."""
         context = self._context
-        hopeless = context.state is RunState.WAITING and not context.holdings.peers
-        if event.keep_weights and context.committed > 0 and not hopeless:
+        hopeless = context.state is RunState.WAITING and not context.roster.offers()
+        if event.keep_weights and context.journal_step > 0 and not hopeless:
             self._stop_asked = event.reason
         else:
             context.fail(event.reason)
 
     def begin_if_due(self) -> bool:
-        """Between two steps: store the weights, if that is what comes next."""
+        """Between two steps: store the weights, if that is what comes next; never those of a step that is done again."""
         context = self._context
+        if context.replaying:
+            return False
         if self._stop_asked is not None:
             context.enter(RunState.FINISHING, context.settings.deadlines.stored_seconds, self._stop_asked)
             self._begin(StorePurpose.STOP)
@@ -56,6 +58,11 @@ class Storing:
             self.export_asked = False
             self._begin(StorePurpose.EXPORT)
         return self.purpose is not None
+
+    def interrupted(self) -> None:
+        """What was being stored cannot be completed: it is done once more when the run is there again."""
+        self.export_asked |= self.purpose is StorePurpose.EXPORT
+        self.purpose = None
 
     def needs(self, peer: PeerId) -> bool:
         """Whether what is being stored would not be complete without this peer of the plan."""

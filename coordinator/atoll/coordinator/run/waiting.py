@@ -41,7 +41,7 @@ def waiting(context: RunContext, cycle: StepCycle) -> Waiting:
 
 def _before_the_plan(context: RunContext, cycle: StepCycle) -> str:
     present = len(context.roster.offers())
-    needed = 1 if context.committed else context.settings.min_peers
+    needed = 1 if context.journal_step else context.settings.min_peers
     missing = needed - present
     if missing > 0:
         what = f"waits for {_count(missing, 'more peer')} to join ({present} of {needed} are here)"
@@ -60,6 +60,8 @@ def _while_training(context: RunContext, cycle: StepCycle) -> Waiting:
     if cycle.open is None:
         return Waiting(what="is between two steps")
     step = f"evaluation after step {cycle.open.step}" if cycle.open.evaluation else f"step {cycle.open.step}"
+    if context.replaying:
+        step += f" (done again, as all up to {context.journal_step})"
     if context.phase is Phase.VOIDING:
         return _for_peers(context, context.pending, f"waits for {{}} to drop {step}, void because {cycle.void_reason}")
     culprits = dict.fromkeys(_last_in_chain(context, peer) for peer in cycle.open.missing)

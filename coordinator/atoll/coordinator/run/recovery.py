@@ -1,0 +1,171 @@
+"""The way back after a loss: which state the run goes on from, whom it waits for meanwhile, and how long each part of it took.
+A part of the state machine; pure. What a loss leads to is decided by ``rollback``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from atoll.coordinator.events import PausedEvent, RecoveredEvent, RestoredEvent, ResumedEvent
+from atoll.coordinator.run.context import RunContext
+from atoll.coordinator.run.rollback import GoOn, Situation, Wait, decide
+from atoll.coordinator.run.roster import listed
+from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment
+from atoll.protocol.ids import PeerId
+
+
+@dataclass(slots=True)
+class _Times:
+    """When the parts of a recovery were done, on the machine's clock."""
+
+    silent_seconds: float
+    lost: float
+    reason: str = ""
+    planned: float = 0.0
+    moved: float = 0.0
+    replayed: float | None = None
+    num_replayed: int = 0
+
+
+class Recovery:
+    """``order`` are the trained parameters in the order of the graph, ``step_seconds`` what a step takes (0: unknown)."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self.order: Sequence[str] = ()
+        self.step_seconds = 0.0
+        self._away: dict[PeerId, frozenset[str]] = {}
+        self._since: float | None = None
+        self._paused = False
+        self._left: Moment | None = None
+        self._why = ""
+        self._times: _Times | None = None
+
+    def lost(self, peer: PeerId, may_return: frozenset[str], silent_seconds: float) -> None:
+        """A peer that the run counts on is gone; ``may_return`` is what it had in memory, if it may be there still."""
+        if may_return:
+            self._away[peer] = may_return
+        if self._times is None:
+            self._times = _Times(silent_seconds, self._context.now)
+
+    def interrupted(self, reason: str) -> None:
+        """The plan is left because of ``reason``."""
+        self._why = reason
+        if self._times is not None:
+            self._times.reason = self._times.reason or reason
+
+    def settle(self) -> bool:
+        """Before a plan is made: choose the state that it is made for. False: the run waits for somebody to come back."""
+        context = self._context
+        since = context.now if self._since is None else self._since
+        decision = decide(self._situation(since), context.snapshots, context.settings.patience, context.now)
+        if isinstance(decision, Wait):
+            self._since = since
+            self._pause(decision)
+            return False
+        self._since = None
+        self._away.clear()
+        if not isinstance(decision, GoOn):
+            self._go_to(decision.moment)
+        if self._paused:
+            self._paused = False
+            context.announce(ResumedEvent(reason=f"the run goes on from step {context.committed}"))
+        return True
+
+    def better_is_here(self) -> bool:
+        """While steps are done again: whether a later snapshot is complete by now."""
+        newest = self._context.snapshots.newest_complete()
+        return self._context.replaying and newest is not None and newest.step > self._context.committed
+
+    @property
+    def went_back(self) -> bool:
+        """Whether the plan that is being loaded loads another moment than the last one trained from."""
+        return self._left is not None
+
+    def planned(self) -> None:
+        """The peers of a new plan are told to load."""
+        if self._times is not None:
+            self._times.planned = self._context.now
+
+    def arrived(self, fetched_bytes: int, stopped_seconds: float) -> None:
+        """All stages are loaded; training stood still for so long."""
+        context, left, self._left = self._context, self._left, None
+        if self._times is not None:
+            self._times.moved = context.now
+        if left is not None:
+            context.announce(
+                RestoredEvent(
+                    step=context.committed,
+                    from_step=left.step,
+                    reason=self._why,
+                    bytes=fetched_bytes,
+                    seconds=stopped_seconds,
+                )
+            )
+
+    def committed(self, *, again: bool) -> None:
+        """A step is committed; ``again``: it was done anew."""
+        times = self._times
+        if times is None:
+            return
+        if again:
+            times.replayed = self._context.now
+            times.num_replayed += 1
+        else:
+            self._times = None
+            self._context.announce(self._recovered(times))
+
+    def _recovered(self, times: _Times) -> RecoveredEvent:
+        now = self._context.now
+        replayed = times.moved if times.replayed is None else times.replayed
+        return RecoveredEvent(
+            step=self._context.committed,
+            reason=times.reason,
+            replayed_steps=times.num_replayed,
+            noticed_seconds=times.silent_seconds,
+            planned_seconds=times.planned - times.lost,
+            moved_seconds=times.moved - times.planned,
+            replayed_seconds=replayed - times.moved,
+            step_seconds=now - replayed,
+            seconds=times.silent_seconds + now - times.lost,
+        )
+
+    def _situation(self, since: float) -> Situation:
+        context = self._context
+        missing = context.uncovered()
+        newest = context.snapshots.newest_complete(also_away=True) or FIRST_VALUES
+        # What a peer had in memory may come back with it, if it is only out of reach.
+        with_away = frozenset[str]().union(*self._away.values())
+        return Situation(
+            stands=context.moment,
+            covered=not missing,
+            hoped=context.moment if with_away.issuperset(missing) else newest,
+            since=since,
+            step_seconds=self.step_seconds,
+        )
+
+    def _go_to(self, moment: Moment) -> None:
+        """The state of ``moment`` is what the next plan loads."""
+        if self._left is None:
+            self._left = self._context.moment
+        self._context.go_to(moment)
+
+    def _pause(self, wait: Wait) -> None:
+        context = self._context
+        missing = context.uncovered()
+        gone = listed(sorted(self._away)) or "whoever has it on its disk"
+        context.reason = (
+            f"nobody here has the state of {self._layers(missing)} after step {context.committed}: waits up to "
+            f"{max(0.0, wait.until - context.now):.0f} s for {gone} to come back, then goes back to step "
+            f"{wait.otherwise.step}; {self._why}"
+        )
+        if not self._paused:
+            self._paused = True
+            context.announce(PausedEvent(reason=context.reason))
+
+    def _layers(self, names: Iterable[str]) -> str:
+        """The first and the last module that ``names`` belong to."""
+        wanted = frozenset(names)
+        ordered = [name for name in self.order if name in wanted] or sorted(wanted)
+        modules = [name.rpartition(".")[0] or name for name in ordered]
+        return modules[0] if modules[0] == modules[-1] else f"{modules[0]} - {modules[-1]}"

@@ -1,0 +1,187 @@
+"""Which snapshots there are and who has which part of them. A part of the state machine; pure.
+
+A snapshot is the state after a committed step. Each peer keeps what it has of it on its own disk, as one part: what its stage
+held, and copies of what others hold. A snapshot is *complete* when the peers that are here have every essential name of it,
+and *safe* when each of these is on the disks of as many peers as the job asks for.
+
+A run that goes back to a snapshot and does steps again may, with codecs that lose bits, arrive at slightly other numbers; parts
+of the two must never be put together. So a step is told apart by its *line*, a number that changes when the run goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.protocol.ids import PeerId, StepNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Moment:
+    """The state after a step, of one line of steps. The later one of two has the greater step."""
+
+    step: StepNumber
+    line: int = 0
+
+
+FIRST_VALUES = Moment(step=StepNumber(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one peer has of a snapshot on its disk; of ``names``, parameters and buffers, everything."""
+
+    moment: Moment
+    names: frozenset[str]
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPart:
+    """What a peer that joins says it has on its disk of a step of this run."""
+
+    step: StepNumber
+    names: frozenset[str]
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSummary:
+    """How a snapshot stands, for people: ``holders`` are the peers that are here and have a part."""
+
+    moment: Moment
+    complete: bool
+    safe: bool
+    num_bytes: int
+    holders: tuple[PeerId, ...]
+
+
+class Snapshots:
+    """``essential`` are the names that training changes, ``copies`` how many peers beside the first are to have each. Parts of
+    peers that are away are remembered: they come back with the peer."""
+
+    def __init__(self, copies: int = 0) -> None:
+        self.essential: frozenset[str] = frozenset()
+        self.copies = copies
+        self._lines: dict[StepNumber, frozenset[int]] = {}
+        self._parts: dict[PeerId, dict[StepNumber, Part]] = {}
+        self._here: set[PeerId] = set()
+
+    # What happens
+
+    def ordered(self, moment: Moment) -> None:
+        """Peers are told to take a snapshot of that moment."""
+        self._lines[moment.step] = self._lines.get(moment.step, frozenset()) | {moment.line}
+
+    def taken(self, peer: PeerId, part: Part) -> None:
+        """The peer has a part on its disk, beside what it has of the same moment; what it had of another line of that step is
+        overwritten."""
+        older = self._parts.setdefault(peer, {}).get(part.moment.step)
+        if older is not None and older.moment == part.moment:
+            names = older.names | part.names
+            part = Part(moment=part.moment, names=names, num_bytes=older.num_bytes + part.num_bytes)
+        self._parts[peer][part.moment.step] = part
+
+    def joined(self, peer: PeerId, held: Iterable[HeldPart]) -> None:
+        """The peer is here, with this on its disk. Of which line a part is must be known: from what was heard of it before, or
+        because the step was done only once."""
+        self._here.add(peer)
+        known, found = self._parts.pop(peer, {}), {}
+        for item in held:
+            line = self._line_of(item.step, known.get(item.step))
+            if line is not None:
+                moment = Moment(step=item.step, line=line)
+                found[item.step] = Part(moment=moment, names=item.names, num_bytes=item.num_bytes)
+        if found:
+            self._parts[peer] = found
+
+    def gone(self, peer: PeerId) -> None:
+        """The peer is away, and its parts with it."""
+        self._here.discard(peer)
+
+    def dropped(self, keep: Iterable[StepNumber]) -> None:
+        """Everybody was told to delete the snapshots of all other steps; who is away hears it when it is back."""
+        kept = frozenset(keep)
+        for peer, parts in list(self._parts.items()):
+            self._parts[peer] = {step: part for step, part in parts.items() if step in kept}
+            if not self._parts[peer]:
+                del self._parts[peer]
+        self._lines = {step: lines for step, lines in self._lines.items() if step in kept}
+
+    # What there is
+
+    @property
+    def steps(self) -> frozenset[StepNumber]:
+        """Of all snapshots that anybody has a part of, or was told to take."""
+        return frozenset(self._lines).union(*self._parts.values())
+
+    def has(self, peer: PeerId, moment: Moment) -> bool:
+        """Whether the peer has a part of that snapshot."""
+        part = self._parts.get(peer, {}).get(moment.step)
+        return part is not None and part.moment == moment
+
+    def parts(self) -> Iterable[tuple[PeerId, Part]]:
+        """All that is known, of peers that are away too."""
+        return [(peer, part) for peer, parts in self._parts.items() for part in parts.values()]
+
+    def holders(self, moment: Moment, *, also_away: bool = False) -> dict[str, tuple[PeerId, ...]]:
+        """For each name of a snapshot, who has it on its disk."""
+        found: dict[str, list[PeerId]] = {}
+        for peer in sorted(self._parts):
+            if self.has(peer, moment) and (also_away or peer in self._here):
+                for name in self._parts[peer][moment.step].names:
+                    found.setdefault(name, []).append(peer)
+        return {name: tuple(peers) for name, peers in found.items()}
+
+    def missing(self, moment: Moment, *, also_away: bool = False) -> tuple[str, ...]:
+        """The essential names of a snapshot that nobody has."""
+        return tuple(sorted(self.essential.difference(self.holders(moment, also_away=also_away))))
+
+    def is_complete(self, moment: Moment, *, also_away: bool = False) -> bool:
+        return bool(self.essential) and not self.missing(moment, also_away=also_away)
+
+    def is_safe(self, moment: Moment) -> bool:
+        holders = self.holders(moment)
+        return bool(self.essential) and all(len(holders.get(name, ())) > self.copies for name in self.essential)
+
+    def newest_complete(self, *, also_away: bool = False) -> Moment | None:
+        """``also_away``: as if everybody who was ever here came back."""
+        return max((one for one in self._moments() if self.is_complete(one, also_away=also_away)), default=None)
+
+    def newest_safe(self) -> Moment | None:
+        return max(filter(self.is_safe, self._moments()), default=None)
+
+    def num_bytes(self, moment: Moment) -> int:
+        """On the disks of those who are here, copies included."""
+        return sum(part.num_bytes for peer, part in self.parts() if peer in self._here and part.moment == moment)
+
+    def worth_keeping(self) -> frozenset[StepNumber]:
+        """The steps whose snapshots must stay: the newest complete one, the newest safe one, and whatever is newer than the
+        complete one: it is being taken, or could become complete when somebody comes back."""
+        complete, safe = self.newest_complete(), self.newest_safe()
+        if complete is None:
+            return self.steps
+        kept = {complete.step} | ({safe.step} if safe is not None else set())
+        return frozenset(step for step in self.steps if step > complete.step or step in kept)
+
+    def summaries(self) -> tuple[SnapshotSummary, ...]:
+        """All snapshots, the newest first."""
+        return tuple(
+            SnapshotSummary(
+                moment=moment,
+                complete=self.is_complete(moment),
+                safe=self.is_safe(moment),
+                num_bytes=self.num_bytes(moment),
+                holders=tuple(sorted({peer for peers in self.holders(moment).values() for peer in peers})),
+            )
+            for moment in sorted(self._moments(), reverse=True)
+        )
+
+    def _moments(self) -> set[Moment]:
+        return {part.moment for parts in self._parts.values() for part in parts.values()}
+
+    def _line_of(self, step: StepNumber, known: Part | None) -> int | None:
+        lines = self._lines.get(step, frozenset())
+        if known is not None:
+            return known.moment.line
+        return next(iter(lines)) if len(lines) == 1 else None
