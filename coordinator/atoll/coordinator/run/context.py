@@ -75,6 +75,11 @@ class RunContext:
         """Whether the next step is one that is committed already and is done again."""
         return self.committed < self.journal_step
 
+    def take_up(self, moment: Moment) -> None:
+        """The run was begun by an earlier coordinator, which committed steps; who holds what of them is still to be told."""
+        self.moment, self.journal_step, self._last_line = moment, moment.step, moment.line
+        self.holdings.clear(learned=moment.step > 0)
+
     def go_to(self, moment: Moment) -> None:
         """The run stands at another moment from now on, of which state is on disks at most."""
         self.stale.update(self.holdings.peers)
