@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from atoll.coordinator.events import Event, StageSummary
 from atoll.coordinator.planning.plan import Plan, StagePlan
@@ -19,6 +20,8 @@ from atoll.coordinator.run.events import (
     PlanMade,
     PlanRefused,
     RunEvent,
+    SnapshotCopied,
+    SnapshotTaken,
     StageReported,
     Tick,
     WeightsWritten,
@@ -30,18 +33,22 @@ from atoll.coordinator.run.instructions import (
     CheckReplay,
     CloseWeights,
     ConsiderMove,
+    CopySnapshot,
     EndRun,
     Instruction,
+    KeepSnapshots,
     MakePlan,
     SendBatches,
+    SendCommit,
     SendVoid,
     StartStep,
     WriteCommit,
 )
 from atoll.coordinator.run.invariants import validate
 from atoll.coordinator.run.machine import RunMachine
+from atoll.coordinator.run.snapshots import HeldPart
 from atoll.coordinator.run.states import RunSettings
-from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex
+from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex, StepNumber
 
 GB = 10**9
 PARAMETERS = ("embedding", "middle", "head")
@@ -82,6 +89,10 @@ class SimulatedSwarm:
         self.told: list[Event] = []
         self.commits: list[WriteCommit] = []
         self.replays: list[WriteCommit] = []
+        self.live: dict[PeerId, int] = {}
+        self.disks: dict[PeerId, dict[StepNumber, frozenset[str]]] = {}
+        self.full: set[PeerId] = set()
+        self._stages: dict[PeerId, frozenset[str]] = {}
         self.ended: EndRun | None = None
         self.moves_pay = True
         self._most_stages = most_stages
@@ -123,7 +134,8 @@ class SimulatedSwarm:
         self.give(Tick())
 
     def forget(self, peer: PeerId) -> None:
-        """The peer is gone and will not answer."""
+        """The peer is gone and will not answer; what is on its disk stays there."""
+        self.live.pop(peer, None)
         self.answers = [event for event in self.answers if getattr(event, "peer", None) != peer]
 
     def _carry_out(self, instruction: Instruction) -> None:
@@ -135,6 +147,8 @@ class SimulatedSwarm:
                 self.answers.append(self._judge(instruction))
             case Assign():
                 self._check_sources(instruction)
+                self.live |= dict.fromkeys(instruction.plan.peers, instruction.committed)
+                self._stages = dict(zip(instruction.plan.peers, names_of(instruction.plan), strict=True))
                 self.answers += [
                     PeerReady(peer=peer, generation=instruction.generation, fetched_bytes=100, fetch_seconds=0.5)
                     for peer in instruction.plan.peers
@@ -143,6 +157,12 @@ class SimulatedSwarm:
                 self.replays.append(instruction.commit)
             case SendBatches():
                 self.answers.append(make_batch(instruction))
+            case SendCommit():
+                self._commit(instruction)
+            case CopySnapshot():
+                self._copy(instruction)
+            case KeepSnapshots():
+                self._keep(instruction)
             case StartStep():
                 assert plan is not None
                 self.answers += [make_report(instruction, peer, plan) for peer in plan.peers]
@@ -161,6 +181,44 @@ class SimulatedSwarm:
             case EndRun():
                 self.ended = instruction
 
+    def _commit(self, instruction: SendCommit) -> None:
+        """Each stage goes on from the step before; its snapshot is on the disk once the answer is given."""
+        for peer in instruction.peers:
+            assert self.live[peer] == instruction.step - 1, f"{peer} is at {self.live[peer]}, not before {instruction.step}"
+            self.live[peer] = instruction.step
+            if instruction.snapshot:
+                names = self._stages[peer]
+                self._write(SnapshotTaken(peer=peer, step=instruction.step, names=names, num_bytes=8, stalled_seconds=0.01))
+
+    def _copy(self, instruction: CopySnapshot) -> None:
+        copy = instruction.copy
+        held = self.disks.get(copy.source, {}).get(instruction.step, frozenset())
+        assert held.issuperset(copy.names), f"{copy.source} has not all of {copy.names}"
+        names = frozenset(copy.names)
+        self._write(SnapshotCopied(peer=copy.target, step=instruction.step, source=copy.source, names=names, num_bytes=8))
+
+    def _write(self, answer: SnapshotTaken | SnapshotCopied) -> None:
+        """The peer's disk is full, or it has the part."""
+        if answer.peer in self.full:
+            answer = replace(answer, names=frozenset(), failure="its disk is full")
+        disk = self.disks.setdefault(answer.peer, {})
+        disk[answer.step] = disk.get(answer.step, frozenset()) | answer.names
+        self.answers.append(answer)
+
+    def _keep(self, instruction: KeepSnapshots) -> None:
+        """No snapshot is deleted that is the newest complete or the newest safe one by what the machine was told."""
+        snapshots = self.machine.context.snapshots
+        for newest in (snapshots.newest_complete(), snapshots.newest_safe()):
+            assert newest is None or newest.step in instruction.steps
+        for disk in self.disks.values():
+            for step in disk.keys() - set(instruction.steps):
+                del disk[step]
+
+    def held_by(self, peer: PeerId) -> tuple[HeldPart, ...]:
+        """What the peer says of its disk when it joins."""
+        disk = self.disks.get(peer, {})
+        return tuple(HeldPart(step=step, names=names, num_bytes=8) for step, names in disk.items() if names)
+
     def _check_sources(self, instruction: Assign) -> None:
         """After a commit each parameter of the plan comes from somebody who is here and was at that step."""
         if instruction.committed == 0:
@@ -172,6 +230,10 @@ class SimulatedSwarm:
             assert holders, f"nobody has {name}"
             for holder in holders:
                 assert self.machine.context.roster.is_present(holder)
+            for holder in instruction.holders.get(name, ()):
+                assert self.live[holder] == instruction.committed, f"{holder} is at {self.live[holder]}"
+            for holder in instruction.on_disks.get(name, ()):
+                assert name in self.disks[holder][instruction.committed], f"{holder} has no {name} on its disk"
 
     def _judge(self, instruction: ConsiderMove) -> MoveJudged:
         """The stages change places, where that is wanted and possible."""

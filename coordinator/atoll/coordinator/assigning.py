@@ -55,9 +55,7 @@ def make_assignment(
         fetch=tuple(name for name in first_values.to_send(graph) if name not in state.somewhere),
         link_seconds=job.network.link_seconds,
         committed_step=state.committed,
-        donors=tuple(
-            Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.peer].items()
-        ),
+        donors=tuple(Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.peer]),
     )
 
 

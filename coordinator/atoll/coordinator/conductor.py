@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,14 @@ from atoll.coordinator.run.instructions import (
     CheckReplay,
     CloseWeights,
     ConsiderMove,
+    CopySnapshot,
     EndRun,
     ExpelPeer,
     Instruction,
+    KeepSnapshots,
     MakePlan,
+    NotePart,
+    NoteSnapshot,
     ReleaseState,
     SendBatches,
     SendCommit,
@@ -149,6 +154,14 @@ class Conductor:
                 self._measurements.codecs.committed(instruction)
             case CheckReplay():
                 await self._check_replay(instruction.commit)
+            case NoteSnapshot():
+                await self._offload.run(self._folder.journal.write_snapshot, instruction, time.time())
+            case NotePart():
+                await self._offload.run(self._folder.journal.write_part, instruction.peer, instruction.part)
+            case CopySnapshot():
+                self._copy_snapshot(instruction)
+            case KeepSnapshots():
+                await self._keep_snapshots(instruction)
             case SendCommit():
                 self._send_commit(instruction)
             case SendVoid():
@@ -240,11 +253,13 @@ class Conductor:
         self._lend(instruction)
         to_fetch = {}
         addresses = {name: member.introduction.address for name, member in members.items()}
-        holders = instruction.holders
+        holders, on_disks = instruction.holders, instruction.on_disks
         state = StateSources(
-            committed=instruction.committed, somewhere=holders, donations=donations(graphs, plan.peers, holders)
+            committed=instruction.committed,
+            somewhere=holders.keys() | on_disks.keys(),
+            donations=donations(graphs, plan.peers, holders, on_disks),
         )
-        needed = {*plan.peers, *(donor for given in state.donations.values() for donor in given)}
+        needed = {*plan.peers, *(donor for given in state.donations.values() for donor, _ in given)}
         if not needed <= addresses.keys():
             return  # one of them is gone; the machine is about to hear of it
         caps = {name: member.introduction.max_download_bytes_per_second for name, member in members.items()}
@@ -264,7 +279,8 @@ class Conductor:
         lend = session_pb2.Lend(
             generation=instruction.generation, committed_step=instruction.committed, borrowers=instruction.plan.peers
         )
-        keepers = {peer for peers in instruction.holders.values() for peer in peers}.union(instruction.stale)
+        lenders = (*instruction.holders.values(), *instruction.on_disks.values(), instruction.stale)
+        keepers = {peer for peers in lenders for peer in peers}
         self._sessions.tell(sorted(keepers), session_pb2.CoordinatorMessage(lend=lend))
 
     def _release(self, instruction: ReleaseState) -> None:
@@ -305,8 +321,25 @@ class Conductor:
             step=instruction.step,
             clip_factor=instruction.clip_factor,
             learning_rate=instruction.learning_rate,
+            snapshot=instruction.snapshot,
         )
-        self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(commit=commit))
+        self._sessions.tell(instruction.peers, session_pb2.CoordinatorMessage(commit=commit))
+
+    def _copy_snapshot(self, instruction: CopySnapshot) -> None:
+        copy = instruction.copy
+        source = self._sessions.membership.find(copy.source)
+        if source is None:
+            return  # it is gone; the machine is about to hear of it
+        order = session_pb2.CopySnapshot(
+            step=instruction.step, source=copy.source, address=source.introduction.address, names=copy.names
+        )
+        self._sessions.tell([copy.target], session_pb2.CoordinatorMessage(copy_snapshot=order))
+
+    async def _keep_snapshots(self, instruction: KeepSnapshots) -> None:
+        await self._offload.run(self._folder.journal.keep_snapshots, instruction.steps)
+        keep = session_pb2.KeepSnapshots(steps=instruction.steps)
+        everybody = [member.name for member in self._sessions.membership]
+        self._sessions.tell(everybody, session_pb2.CoordinatorMessage(keep_snapshots=keep))
 
     def _send_void(self, instruction: SendVoid) -> None:
         self._generation = instruction.next_generation

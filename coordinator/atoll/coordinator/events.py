@@ -115,13 +115,14 @@ class MovedEvent(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEvent(Event):
     """The state after ``step`` is on peers' disks, as a whole: ``bytes`` of it, without copies, ``seconds`` after the
-    step's commit; computing waited ``stalled_seconds`` for it."""
+    step's commit; computing waited ``stalled_seconds`` for it. With a ``failure`` a part or a copy of it could not be made."""
 
     kind: ClassVar[str] = "snapshot"
     step: int
     bytes: int
     seconds: float
     stalled_seconds: float = 0.0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

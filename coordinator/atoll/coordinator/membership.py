@@ -8,10 +8,11 @@ leases only as much counts as lies between two looks of a coordinator in good he
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from atoll.compression.policy import Rung
+from atoll.coordinator.run.snapshots import HeldPart
 from atoll.protocol.channel import PROTOCOL_VERSION, Address, parse_address
 from atoll.protocol.errors import JobError
 from atoll.protocol.ids import PEER_NAME, PeerId
@@ -23,7 +24,8 @@ LOOKS_PER_LEASE = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
     """What a peer says of itself when it joins. Peers of one ``machine`` (empty: it has none in common with others) share its
-    ``cores``; the owner's caps are None where there are none."""
+    ``cores``; the owner's caps are None where there are none. ``snapshots`` are what it has on its disk, by the id
+    of the run."""
 
     protocol_version: int
     version: str
@@ -40,6 +42,7 @@ class Introduction:
     max_upload_bytes_per_second: float | None = None
     max_download_bytes_per_second: float | None = None
     codecs: tuple[Rung, ...] = ()
+    snapshots: Mapping[str, tuple[HeldPart, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,27 +6,44 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from atoll.coordinator.first_values import held_specs
-from atoll.protocol.graph import StageGraph
+from atoll.protocol.graph import BufferSpec, ParameterSpec, StageGraph
 from atoll.protocol.ids import PeerId
 
-Donations = Mapping[PeerId, tuple[str, ...]]
+Donations = tuple[tuple[PeerId, tuple[str, ...]], ...]
+"""Donors and the names to fetch from each; where a name has several, the earlier one is asked first."""
+Holders = Mapping[str, tuple[PeerId, ...]]
 
 
 def donations(
-    graphs: Iterable[StageGraph], peers: Sequence[PeerId], holders: Mapping[str, tuple[PeerId, ...]]
+    graphs: Iterable[StageGraph], peers: Sequence[PeerId], holders: Holders, on_disks: Holders
 ) -> dict[PeerId, Donations]:
-    """For each of ``peers``, in the order of their stages: by donor, the names to fetch from it. ``holders`` says who holds the
-    state of a name; where several do, the one that gives the fewest bytes so far does."""
+    """For each of ``peers``, in the order of their stages, whom to fetch from. ``holders`` says who has the state of a name in
+    memory, ``on_disks`` who has it in a snapshot of the same step. A peer reads its own disk first; of others, those come first
+    that have it in memory, and of several the one that gives the fewest bytes so far. All others are named after these, should
+    the first be lost."""
     given: dict[PeerId, int] = {}
     found: dict[PeerId, Donations] = {}
     for graph, peer in zip(graphs, peers, strict=True):
-        parts: dict[PeerId, list[str]] = {}
+        firsts: dict[PeerId, list[str]] = {}
+        others: dict[PeerId, list[str]] = {}
         for spec in held_specs(graph):
-            owners = holders.get(spec.name, ())
-            if peer in owners or not owners:
+            in_memory, on_disk = holders.get(spec.name, ()), on_disks.get(spec.name, ())
+            if peer in in_memory or not (in_memory or on_disk):
                 continue
-            donor = min(owners, key=lambda owner: (given.get(owner, 0), owner))
-            given[donor] = given.get(donor, 0) + prod(spec.shape) * spec.dtype.itemsize
-            parts.setdefault(donor, []).append(spec.name)
-        found[peer] = {donor: tuple(names) for donor, names in parts.items()}
+            first = peer if peer in on_disk else _least_busy(in_memory or on_disk, given)
+            if first != peer:
+                given[first] = given.get(first, 0) + _num_bytes(spec)
+            firsts.setdefault(first, []).append(spec.name)
+            for other in dict.fromkeys((*in_memory, *on_disk)):
+                if other != first:
+                    others.setdefault(other, []).append(spec.name)
+        found[peer] = tuple((donor, tuple(names)) for part in (firsts, others) for donor, names in part.items())
     return found
+
+
+def _least_busy(owners: Sequence[PeerId], given: Mapping[PeerId, int]) -> PeerId:
+    return min(owners, key=lambda owner: (given.get(owner, 0), owner))
+
+
+def _num_bytes(spec: ParameterSpec | BufferSpec) -> int:
+    return prod(spec.shape) * spec.dtype.itemsize

@@ -83,7 +83,7 @@ class CoordinatorSettings:
 
     def run_settings(self) -> RunSettings:
         """What the state machine needs of it."""
-        training = self.job.training
+        training, durability = self.job.training, self.job.durability
         return RunSettings(
             steps=training.steps,
             min_peers=max(self.min_peers, 1 if self.job.plan.stages == "auto" else self.job.plan.stages),
@@ -91,6 +91,8 @@ class CoordinatorSettings:
             evaluate_every=training.evaluate_every,
             evaluation_steps=training.evaluation_batches,
             evaluate_without_codecs=training.evaluate_without_codecs,
+            snapshot_every=None if durability.snapshot_every == "auto" else durability.snapshot_every,
+            copies=durability.copies,
             deadlines=self.deadlines,
             schedule=LearningRateSchedule(
                 highest=training.optimizer.learning_rate,

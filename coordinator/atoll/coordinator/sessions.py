@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable
 
 from atoll.coordinator import translation
@@ -23,9 +24,9 @@ OnReport = Callable[[PeerId, session_pb2.PeerMessage], None]
 
 
 class Sessions:
-    """``run`` is the run's name. ``post`` takes the events; ``on_measured`` is shown each Ready and StageReport for what it
-    tells of memory and links. ``on_answer`` gets each Measured and Probed, which are no matter of the run, and ``on_gone`` the
-    name of each peer that is here no longer."""
+    """``run`` is the run's name, ``run_id`` its own for ever. ``post`` takes the events; ``on_measured`` is shown each
+    Ready and StageReport for what it tells of memory and links. ``on_answer`` gets each Measured and Probed, which are no
+    matter of the run, and ``on_gone`` the name of each peer that is here no longer."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Sessions:
         on_gone: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
         self.membership = Membership(time.monotonic(), lease_seconds)
+        self.run_id = uuid.uuid4().hex
         self._run = run
         self._version = version
         self._post = post
@@ -61,14 +63,15 @@ class Sessions:
         session = PeerSession(verdict, self._on_message)
         self._sessions[session.peer] = session
         self._all_closed.clear()
-        session.tell(session_pb2.CoordinatorMessage(welcome=session_pb2.Welcome(run=self._run, name=session.peer)))
+        welcome = session_pb2.Welcome(run=self._run, name=session.peer, run_id=self.run_id)
+        session.tell(session_pb2.CoordinatorMessage(welcome=welcome))
         return session
 
     async def converse(self, session: PeerSession, context: SessionContext) -> None:
         """Carry an admitted peer's session from its first word to its last."""
         reason = "its connection ended"
         try:
-            self._post(PeerJoined(offer=_offer(session.member)))
+            self._post(self._joined(session.member))
             reason = await session.run(context)
         finally:
             if self._forget(session):
@@ -145,6 +148,15 @@ class Sessions:
             session.close(event.reason)
             self._forget(session)
         self._post(event)
+
+    def _joined(self, member: Member) -> PeerJoined:
+        said = member.introduction
+        return PeerJoined(
+            offer=_offer(member),
+            snapshots=said.snapshots.get(self.run_id, ()),
+            disk_bytes=said.disk_bytes,
+            download_bytes_per_second=said.max_download_bytes_per_second,
+        )
 
     def _forget(self, session: PeerSession) -> bool:
         """Free the peer's name; False when that was done already."""

@@ -13,6 +13,7 @@ from atoll.coordinator.planning.plan import LinkPlan
 from atoll.coordinator.planning.segments import natural_order
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.roster import RosterEntry
+from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.states import RunState
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2
@@ -52,8 +53,22 @@ def status_reply(sources: Sources, now: float) -> operator_pb2.StatusReply:
         generation=context.generation,
         peers=peers,
         links=[_link(link, sources) for link in plan.links] if plan is not None else [],
+        journal_step=context.journal_step,
+        complete_snapshot=_snapshot(machine, context.snapshots.newest_complete()),
+        safe_snapshot=_snapshot(machine, context.snapshots.newest_safe()),
         predicted_step_seconds=plan.step_seconds if plan is not None else 0.0,
         measured_step_seconds=sources.measurements.step_seconds if plan is not None else 0.0,
+    )
+
+
+def _snapshot(machine: RunMachine, moment: Moment | None) -> operator_pb2.SnapshotStatus | None:
+    if moment is None:
+        return None
+    age = machine.snapshotting.age_seconds(moment)
+    return operator_pb2.SnapshotStatus(
+        step=moment.step,
+        age_seconds=-1.0 if age is None else age,
+        bytes=machine.context.snapshots.num_bytes(moment),
     )
 
 

@@ -18,8 +18,11 @@ from atoll.coordinator.run.events import (
     PeerStored,
     PeerVoided,
     RunEvent,
+    SnapshotCopied,
+    SnapshotTaken,
     StageReported,
 )
+from atoll.coordinator.run.snapshots import HeldPart
 from atoll.protocol.errors import WireError
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
@@ -53,6 +56,7 @@ def introduction(join: session_pb2.Join) -> Introduction:
         max_upload_bytes_per_second=join.max_upload_bytes_per_second or None,
         max_download_bytes_per_second=join.max_download_bytes_per_second or None,
         codecs=tuple(_rung(speed) for speed in join.codecs if _is_possible(speed)),
+        snapshots={run_id: _held(join, run_id) for run_id in {part.run_id for part in join.snapshots}},
     )
 
 
@@ -87,11 +91,46 @@ def run_event(peer: PeerId, message: session_pb2.PeerMessage) -> RunEvent:
             return PeerProgressed(peer=peer, phase=message.progress.phase[:MAX_REASON_LENGTH], waiting_for=waiting_for)
         case "stored":
             return PeerStored(peer=peer, generation=Generation(message.stored.generation))
+        case "snapshot_taken":
+            return _taken(peer, message.snapshot_taken)
+        case "snapshot_copied":
+            return _copied(peer, message.snapshot_copied)
         case "leave":
             reason = message.leave.reason[:MAX_REASON_LENGTH] or "it gave no reason"
             return PeerGone(peer=peer, reason=reason, left=True)
         case other:
             raise WireError(f"it sent {other or 'an empty message'} in the middle of a session")
+
+
+def _held(join: session_pb2.Join, run_id: str) -> tuple[HeldPart, ...]:
+    return tuple(
+        HeldPart(step=StepNumber(part.step), names=frozenset(part.names), num_bytes=part.num_bytes)
+        for part in join.snapshots
+        if part.run_id == run_id
+    )
+
+
+def _taken(peer: PeerId, taken: session_pb2.SnapshotTaken) -> SnapshotTaken:
+    stalled = taken.stalled_seconds if math.isfinite(taken.stalled_seconds) else 0.0
+    return SnapshotTaken(
+        peer=peer,
+        step=StepNumber(taken.step),
+        names=frozenset(taken.names),
+        num_bytes=taken.num_bytes,
+        stalled_seconds=max(0.0, stalled),
+        failure=taken.failure[:MAX_REASON_LENGTH],
+    )
+
+
+def _copied(peer: PeerId, copied: session_pb2.SnapshotCopied) -> SnapshotCopied:
+    return SnapshotCopied(
+        peer=peer,
+        step=StepNumber(copied.step),
+        source=PeerId(copied.source),
+        names=frozenset(copied.names),
+        num_bytes=copied.num_bytes,
+        failure=copied.failure[:MAX_REASON_LENGTH],
+    )
 
 
 def _ready(peer: PeerId, ready: session_pb2.Ready) -> PeerReady:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from atoll.protocol.codec_names import LADDER
 from atoll.protocol.errors import JobError
@@ -184,20 +184,18 @@ def _only(value: object, default: object, why: str) -> object:
 
 
 class DurabilitySection(Section):
-    """Snapshots of the run's state. This version takes none, so only the defaults are accepted."""
+    """Snapshots of the run's state, to which it goes back when a peer takes with it what nobody else has."""
 
-    snapshot_every: Literal["auto"] = "auto"
-    copies: int = 1
+    snapshot_every: AutoOrPositive = "auto"
+    """Steps between two; auto finds how often pays, from what one costs and how often peers are lost."""
+    copies: Annotated[int, Field(ge=0)] = 1
+    """How many other peers keep a copy of what each has on its own disk."""
     store: None = None
 
-    @field_validator("*", mode="before")
+    @field_validator("store", mode="before")
     @classmethod
-    def _defaults_only(cls, value: object, info: ValidationInfo) -> object:
-        return _only(
-            value,
-            cls.model_fields[str(info.field_name)].get_default(call_default_factory=True),
-            "for this version takes no snapshots",
-        )
+    def _no_store(cls, value: object) -> object:
+        return _only(value, None, "for this version keeps snapshots on peers' disks alone")
 
 
 class PlanSection(Section):

@@ -221,7 +221,7 @@ async def test_a_run_that_blows_up_ends_after_three_void_steps_and_says_why(tmp_
 async def test_a_killed_peer_leads_back_to_the_first_values_and_changes_nothing_and_a_spare_is_only_noted(
     tmp_path: Path,
 ) -> None:
-    job = tiny_job(tmp_path, steps=30, plan={"stages": 2}, evaluate_every=10)
+    job = tiny_job(tmp_path, steps=30, plan={"stages": 2}, options={"tied": False}, evaluate_every=10)
     async with coordinated(job, tmp_path / "state", peers=3) as run:
         await run.until_told(StepEvent, step=1)
         _, (last,) = (stage.peers for stage in run.told(PlanEvent)[0].stages)

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.coordinator.cli.snapshots import as_line, lines
 from atoll.coordinator.events import VoidEvent
-from atoll.coordinator.run.instructions import WriteCommit
+from atoll.coordinator.run.instructions import NoteSnapshot, WriteCommit
 from atoll.coordinator.run.journal import JOURNAL, Journal
+from atoll.coordinator.run.replay import CommittedStep, compare, difference
+from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.coordinator.run_files import ADDRESS, METRICS
 from atoll.coordinator.state_folder import StateFolder
 from atoll.protocol.errors import JobError, ResourceError
@@ -150,3 +153,45 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="give another --state"):
         StateFolder.claim(tmp_path / "file" / "run", make_job())
+
+
+def test_snapshots_are_kept_until_they_are_dropped(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path / JOURNAL)
+    older, newer = Moment(step=StepNumber(4)), Moment(step=StepNumber(6), line=1)
+    for moment, noted in ((older, 100.0), (newer, 160.0)):
+        journal.write_snapshot(NoteSnapshot(moment=moment), noted)
+        for peer in ("a", "b"):
+            journal.write_part(PeerId(peer), Part(moment=moment, names=frozenset({peer}), num_bytes=1 << 20))
+    journal.write_part(PeerId("a"), Part(moment=older, names=frozenset({"b"}), num_bytes=1 << 20))
+    journal.write_snapshot(NoteSnapshot(moment=older, complete=True, num_bytes=2 << 20, seconds=1.5), 101.0)
+    journal.write_snapshot(NoteSnapshot(moment=older, complete=True, safe=True), 102.0)
+    journal.close()
+    again = Journal(tmp_path / JOURNAL)
+    first, second = again.snapshots()
+    assert (first.moment, first.complete, first.safe, first.peers) == (newer, False, False, ("a", "b"))
+    assert (second.moment, second.complete, second.safe, second.num_bytes, second.noted) == (older, True, True, 2 << 20, 100.0)
+    parts = {(peer, part.moment): part for peer, part in again.snapshot_parts()}
+    assert parts[PeerId("a"), older] == Part(moment=older, names=frozenset({"a", "b"}), num_bytes=2 << 20)
+    assert [line.split() for line in lines([first, second], 165.0)] == [
+        ["step", "age", "size", "state", "on", "the", "disks", "of"],
+        ["6", "0:05", "-", "incomplete", "a,", "b"],
+        ["4", "1:05", "2.0", "MiB", "safe", "a,", "b"],
+    ]
+    assert json.loads(as_line(second))["safe"] is True
+    again.keep_snapshots([newer.step])
+    assert [row.moment for row in again.snapshots()] == [newer]
+    assert {part.moment for _, part in again.snapshot_parts()} == {newer}
+    again.close()
+
+
+def test_a_step_that_is_done_again_is_compared_with_what_was_committed(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path / JOURNAL)
+    journal.write_commit(make_commit(1))
+    assert journal.committed(StepNumber(1)) == CommittedStep(loss=0.1 + 0.2, grad_norm=1.5, samples="abc")
+    journal.close()
+    committed = CommittedStep(loss=0.3, grad_norm=1.5, samples="abc")
+    again = compare(make_commit(1), committed)
+    assert (again.step, again.equal) == (1, False)
+    assert "has loss 0.30000000000000004" in difference(make_commit(1), committed)
+    other = CommittedStep(loss=0.1 + 0.2, grad_norm=1.5, samples="xyz")
+    assert "with other samples" in difference(make_commit(1), other)

@@ -387,7 +387,7 @@ def act(swarm: SimulatedSwarm, kind: str, value: object) -> None:
             swarm.answers.append(swarm.answers[index])
         swarm.answer(index)
     elif kind == "join" and not roster.is_present(PeerId(str(value))):
-        swarm.give(PeerJoined(offer=make_offer(str(value))))
+        swarm.give(PeerJoined(offer=make_offer(str(value)), snapshots=swarm.held_by(PeerId(str(value)))))
     elif kind == "lose":
         swarm.give(PeerGone(peer=PeerId(str(value)), reason="its connection ended"))
         swarm.forget(PeerId(str(value)))

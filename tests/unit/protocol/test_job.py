@@ -127,8 +127,13 @@ def test_the_examples_are_valid() -> None:
             "'transform', 'transform-1.5', 'int4', 'transform-1', 'transform-0.5', 'int3', 'int2', 'fp32' or 'fp16'",
         ),
         (
-            "durability.copies=2",
-            "durability.copies: 2 is not possible yet, for this version takes no snapshots; leave it at 1",
+            "durability.snapshot_every=0",
+            "durability.snapshot_every: 0 is not possible; write auto or a whole number of at least 1",
+        ),
+        (
+            "durability.store=backups",
+            "durability.store: 'backups' is not possible yet, for this version keeps snapshots on peers' disks alone; "
+            "leave it at null",
         ),
         (
             "plan.trusted_ends=true",

@@ -21,7 +21,10 @@ from atoll.coordinator.events import (
     MovedEvent,
     PausedEvent,
     PlanEvent,
+    RecoveredEvent,
+    RestoredEvent,
     ResumedEvent,
+    SnapshotEvent,
     StepEvent,
     VoidEvent,
 )
@@ -61,6 +64,7 @@ class LiveView:
         self._status = StatusReply(run=run, state="waiting", steps=steps)
         self._step: StepEvent | None = None
         self._validation: EvaluationEvent | None = None
+        self._snapshot: SnapshotEvent | None = None
         self._predicted: dict[str, int] = {}
         self._live = Live(console=console or Console(), auto_refresh=False, transient=False)
         self._live.start()
@@ -74,7 +78,18 @@ class LiveView:
                 self._validation = event
             case PlanEvent():
                 self._predicted = {peer: stage.predicted_memory_bytes for stage in event.stages for peer in stage.peers}
-            case VoidEvent() | MovedEvent() | PausedEvent() | ResumedEvent() | MeasurementEvent():
+            case SnapshotEvent() if not event.failure:
+                self._snapshot = event
+            case (
+                VoidEvent()
+                | MovedEvent()
+                | PausedEvent()
+                | ResumedEvent()
+                | MeasurementEvent()
+                | SnapshotEvent()
+                | RestoredEvent()
+                | RecoveredEvent()
+            ):
                 words = describe(event, self._steps, self._pace)
                 if words:
                     self._live.console.print(words, style="yellow")
@@ -115,6 +130,10 @@ class LiveView:
             parts.append(Text(f"{self._step.tokens_per_second:,.0f} tokens/s"))
         if self._validation:
             parts.append(Text(f"validation {self._validation.loss:.4f}"))
+        if self._status.step < self._status.journal_step:
+            parts.append(Text(f"again at step {self._status.step}", style="yellow"))
+        if self._snapshot:
+            parts.append(Text(f"snapshot {self._snapshot.step}", style="dim"))
         parts.append(Text(self._pace.remaining))
         row = Table.grid(padding=(0, 2))
         row.add_row(*parts)

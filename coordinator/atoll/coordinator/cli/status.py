@@ -27,6 +27,7 @@ from atoll.protocol.v1.operator_pb2 import (
     PeerStatus,
     ReplanReply,
     ReplanRequest,
+    SnapshotStatus,
     StatusReply,
     StatusRequest,
     StopRequest,
@@ -38,6 +39,7 @@ EXPORT_SECONDS = 600.0
 REPLAN_SECONDS = 600.0
 PEER_COLUMNS = ("peer", "state", "device", "layers", "memory", "sent", "doing", "silent")
 MEASURED = "measured"
+SNAPSHOTS = ("complete_snapshot", "safe_snapshot")
 
 Reply = TypeVar("Reply")
 
@@ -48,7 +50,8 @@ def status(target: Target = None, state: ExistingState = None, as_json: AsJson =
     if as_json:
         rows = [as_dict(peer) for peer in in_order(reply)]
         links = [as_dict(link) for link in reply.links]
-        print(json.dumps({"event": "status", **as_dict(reply), "peers": rows, "links": links}))
+        kept = {name: as_dict(getattr(reply, name)) if reply.HasField(name) else None for name in SNAPSHOTS}
+        print(json.dumps({"event": "status", **as_dict(reply), **kept, "peers": rows, "links": links}))
     else:
         print("\n".join([*status_lines(reply), *peer_lines(reply), *comparison_lines(reply)]))
 
@@ -116,14 +119,30 @@ def ask_fleet(target: str | None) -> FleetReply:
 
 
 def status_lines(reply: StatusReply) -> list[str]:
-    """The run in two or three lines."""
+    """The run in a few lines."""
     lines = [f"{reply.run}: {reply.state} for {formatting.duration(reply.state_seconds)}, plan {reply.generation}"]
     if reply.reason:
         lines.append(reply.reason if reply.state == "failed" else f"the run {reply.reason}")
     progress = f"step {reply.step}/{reply.steps}"
-    if reply.step:
+    if reply.step < reply.journal_step:
+        progress += f", done again up to step {reply.journal_step}"
+    if reply.journal_step:
         progress += f", loss {reply.loss:.4f}, {reply.tokens_per_second:,.0f} tokens/s"
-    return [*lines, progress]
+    return [*lines, progress, *([_snapshot_line(reply)] if reply.journal_step else [])]
+
+
+def _snapshot_line(reply: StatusReply) -> str:
+    """What the run could go back to."""
+    if reply.HasField("safe_snapshot"):
+        return f"newest safe snapshot: {_snapshot_words(reply.safe_snapshot)}"
+    if reply.HasField("complete_snapshot"):
+        return f"newest snapshot: {_snapshot_words(reply.complete_snapshot)}; not all of its copies are made"
+    return "no snapshot is complete"
+
+
+def _snapshot_words(snapshot: SnapshotStatus) -> str:
+    age = f", {formatting.duration(snapshot.age_seconds)} old" if snapshot.age_seconds >= 0.0 else ""
+    return f"step {snapshot.step}{age}, {formatting.size(snapshot.bytes)}"
 
 
 def in_order(reply: StatusReply) -> list[PeerStatus]:
@@ -186,7 +205,7 @@ def describe_activity(peer: PeerStatus) -> str:
     return f"{doing} from {peer.waiting_for}" if peer.waiting_for else doing
 
 
-def as_dict(message: StatusReply | PeerStatus | LinkStatus) -> dict[str, Any]:
+def as_dict(message: StatusReply | PeerStatus | LinkStatus | SnapshotStatus) -> dict[str, Any]:
     """The plain fields of ``message``, zeros too: readers need not know which fields protobuf leaves out."""
     fields = message.DESCRIPTOR.fields
     return {field.name: getattr(message, field.name) for field in fields if field.message_type is None}

@@ -22,7 +22,11 @@ from atoll.coordinator.events import (
     PausedEvent,
     PeerEvent,
     PlanEvent,
+    RecoveredEvent,
+    ReplayedEvent,
+    RestoredEvent,
     ResumedEvent,
+    SnapshotEvent,
     StageSummary,
     StepEvent,
     VoidEvent,
@@ -148,6 +152,20 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
         case VoidEvent():
             where = f" (stage {event.stage}, {event.peer})" if event.stage is not None else ""
             return f"step {event.step} is void and runs again: {event.reason}{where}"
+        case SnapshotEvent() if event.failure:
+            return f"the snapshot of step {event.step} is not whole: {event.failure}"
+        case SnapshotEvent():
+            stalled = f", and held computing up for {event.stalled_seconds:.1f} s" if event.stalled_seconds >= 0.1 else ""
+            size = formatting.size(event.bytes)
+            return f"snapshot of step {event.step}: {size} on the peers' disks after {event.seconds:.1f} s{stalled}"
+        case RestoredEvent():
+            whence = f"the snapshot of step {event.step}" if event.step else "the first values"
+            return f"back from step {event.from_step} to {whence} after {event.seconds:.1f} s: {event.reason}"
+        case ReplayedEvent():
+            unlike = "" if event.equal else "; it came out a little different from the first time"
+            return f"step {event.step}/{steps}  done again  loss {event.loss:.4f}  {event.seconds:.2f} s{unlike}"
+        case RecoveredEvent():
+            return _describe_recovery(event)
         case PausedEvent():
             return f"paused: {event.reason}"
         case ResumedEvent():
@@ -156,6 +174,20 @@ def describe(event: Event, steps: int, pace: Pace) -> str:
             return f"step {event.step}/{steps}  validation loss {event.loss:.4f}"
         case _:
             return ""
+
+
+def _describe_recovery(event: RecoveredEvent) -> str:
+    """``recovered in 4.2 s: 0.1 s until it was noticed, ...``."""
+    parts = [
+        f"{event.noticed_seconds:.1f} s until it was noticed",
+        f"{event.planned_seconds:.1f} s until the plan",
+        f"{event.moved_seconds:.1f} s for state",
+    ]
+    if event.replayed_steps:
+        steps = "1 step" if event.replayed_steps == 1 else f"{event.replayed_steps} steps"
+        parts.append(f"{event.replayed_seconds:.1f} s for {steps} done again")
+    parts.append(f"{event.step_seconds:.1f} s for the next step")
+    return f"recovered in {event.seconds:.1f} s: {', '.join(parts)}"
 
 
 def describe_stage(stage: StageSummary) -> str:

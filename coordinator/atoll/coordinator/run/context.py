@@ -93,8 +93,8 @@ class RunContext:
         on_disks = self.snapshots.holders(self.moment) if missing else {}
         return tuple(name for name in missing if name not in on_disks)
 
-    def hold_committed(self, step: StepNumber) -> None:
-        """A step was committed: every stage's state is of it, and what others keep of the step before is of no use."""
+    def stand_at(self, step: StepNumber) -> tuple[ReleaseState, ...]:
+        """A step was committed: every stage's state is of it. Returns what to tell those whose state is of no use any more."""
         assert self.plan is not None
         if self._went_back:
             self._went_back = False
@@ -104,8 +104,7 @@ class RunContext:
         self.stale.clear()
         keepers = tuple(peer for peer in self.holdings.peers if peer not in self.plan.peers)
         self.holdings.replace(dict(zip(self.plan.peers, self.names, strict=True)))
-        if keepers:
-            self.emit(ReleaseState(generation=self.generation, peers=keepers))
+        return (ReleaseState(generation=self.generation, peers=keepers),) if keepers else ()
 
     def emit(self, *instructions: Instruction) -> None:
         self._out.extend(instructions)

@@ -19,6 +19,7 @@ from atoll.coordinator.run.events import BatchPrepared, PeerVoided, StageReporte
 from atoll.coordinator.run.instructions import CheckReplay, SendBatches, SendCommit, SendVoid, StartStep, WriteCommit
 from atoll.coordinator.run.reckoning import Blame, StepOutcome
 from atoll.coordinator.run.recovery import Recovery
+from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase
 from atoll.coordinator.run.step import OpenStep
 from atoll.protocol.ids import PeerId, StepNumber
@@ -29,9 +30,12 @@ CURE_NOT_FINITE = "; lower training.optimizer.learning_rate or set training.clip
 class StepCycle:
     """``between_steps`` is called when a step or an evaluation is done and decides what comes next."""
 
-    def __init__(self, context: RunContext, recovery: Recovery, between_steps: Callable[[], None]) -> None:
+    def __init__(
+        self, context: RunContext, recovery: Recovery, snapshotting: Snapshotting, between_steps: Callable[[], None]
+    ) -> None:
         self._context = context
         self._recovery = recovery
+        self._snapshotting = snapshotting
         self._between_steps = between_steps
         self._batches: dict[tuple[StepNumber, bool], BatchPrepared] = {}
         self._batches_sent = StepNumber(0)
@@ -165,17 +169,21 @@ class StepCycle:
             raise AssertionError(context.tell(f"step {step.step} commits after step {context.committed}"))
         commit = self._commit_record(step, outcome, batch)
         again = context.replaying
+        context.emit(CheckReplay(commit=commit) if again else commit)
+        releases = context.stand_at(step.step)
+        self._count(commit, again=again)
+        snapshot = self._snapshotting.begin_if_due(commit.seconds, self._timer.usual)
         context.emit(
-            CheckReplay(commit=commit) if again else commit,
             SendCommit(
+                peers=step.peers,
                 generation=commit.generation,
                 step=commit.step,
                 clip_factor=commit.clip_factor,
                 learning_rate=commit.learning_rate,
+                snapshot=snapshot,
             ),
+            *releases,
         )
-        context.hold_committed(step.step)
-        self._count(commit, again=again)
         if self._evaluation_is_due(step.step):
             self.begin(step.step, evaluation=True)
         else:

@@ -14,7 +14,7 @@ STEP_FACTOR = 20.0
 class Deadlines:
     """Limits in seconds. ``settle`` is how long nobody must have joined before a plan is made, so that peers that come
     together are placed together; ``memory`` how long a run whose model does not fit waits for one more peer; ``stored`` how
-    long a peer may be silent while it sends its state."""
+    long a peer may be silent while it sends its state, ``snapshot`` how long nothing may come of one."""
 
     waiting_seconds: float = 3600.0
     settle_seconds: float = 1.0
@@ -25,6 +25,7 @@ class Deadlines:
     longest_step_seconds: float = 3600.0
     voiding_seconds: float = 60.0
     stored_seconds: float = 120.0
+    snapshot_seconds: float = 600.0
 
 
 class StepTimer:

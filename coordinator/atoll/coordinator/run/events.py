@@ -38,10 +38,13 @@ class StorePurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerJoined:
-    """``snapshots`` are the parts of this run's snapshots that it has on its disk."""
+    """``snapshots`` are the parts of this run's snapshots that it has on its disk, on which ``disk_bytes`` are free (0: not
+    known); its owner lets it receive so many bytes a second (None: no limit)."""
 
     offer: PeerOffer
     snapshots: tuple[HeldPart, ...] = ()
+    disk_bytes: int = 0
+    download_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +195,30 @@ class PeerStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken:
+    """A peer has what it holds of a step on its disk, ``names`` and all; or not, for the reason in ``failure``."""
+
+    peer: PeerId
+    step: StepNumber
+    names: frozenset[str] = frozenset()
+    num_bytes: int = 0
+    stalled_seconds: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotCopied:
+    """A peer has a copy of what ``source`` has on its disk of a step; or not, for the reason in ``failure``."""
+
+    peer: PeerId
+    step: StepNumber
+    source: PeerId
+    names: frozenset[str] = frozenset()
+    num_bytes: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsWritten:
     path: str
 
@@ -243,6 +270,8 @@ RunEvent: TypeAlias = (
     | PeerVoided
     | StateMoved
     | PeerStored
+    | SnapshotTaken
+    | SnapshotCopied
     | WeightsWritten
     | ExportAsked
     | ReplanAsked

@@ -10,7 +10,9 @@ from typing import TypeAlias
 from atoll.coordinator.events import Event
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.run.copies import Copy
 from atoll.coordinator.run.events import StorePurpose
+from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 
 
@@ -99,13 +101,48 @@ class CheckReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCommit:
-    """``snapshot``: the state after it is to be written to the peers' disks."""
+    """Tell ``peers``, all of which have reported the step; ``snapshot``: they write the state after it to their disks."""
 
+    peers: tuple[PeerId, ...]
     generation: Generation
     step: StepNumber
     clip_factor: float
     learning_rate: float
     snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteSnapshot:
+    """Write down how a snapshot stands: ordered at first, then complete, then safe."""
+
+    moment: Moment
+    complete: bool = False
+    safe: bool = False
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotePart:
+    """Write down that a peer has this on its disk."""
+
+    peer: PeerId
+    part: Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySnapshot:
+    """Have a peer copy what another one has on its disk; answered by SnapshotCopied."""
+
+    step: StepNumber
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepSnapshots:
+    """Every peer that is here keeps the snapshots of these steps and deletes all others; so does the journal."""
+
+    steps: tuple[StepNumber, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +201,10 @@ Instruction: TypeAlias = (
     | WriteCommit
     | CheckReplay
     | SendCommit
+    | NoteSnapshot
+    | NotePart
+    | CopySnapshot
+    | KeepSnapshots
     | SendVoid
     | AskStore
     | CloseWeights

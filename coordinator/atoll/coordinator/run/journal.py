@@ -2,8 +2,8 @@
 
 Tables: ``run`` (one row: name, seed, the job, how it ended), ``plans`` (by generation), ``commits`` (by step) and ``ledger``
 (which samples each committed step consumed), ``predictions`` (beside what was measured), ``codecs`` (of each link, from which
-step on, and why). Written ahead (WAL) and synchronised at each commit, so neither a killed process nor a power cut loses a step
-that a peer was told of.
+step on, and why), ``snapshots`` (by step and line of steps) and ``snapshot_parts`` (what is on whose disk). Written ahead (WAL)
+and synchronised at each commit, so neither a killed process nor a power cut loses a step that a peer was told of.
 
 All calls are made from one thread at a time. A full or failing disk raises ResourceError.
 """
@@ -14,17 +14,25 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atoll.coordinator.codec_choices import CodecChange
 from atoll.coordinator.planning.plan import Plan
-from atoll.coordinator.run.instructions import WriteCommit
+from atoll.coordinator.run.instructions import NoteSnapshot, WriteCommit
 from atoll.coordinator.run.replay import CommittedStep
+from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.protocol.errors import ResourceError
-from atoll.protocol.ids import Generation, StepNumber
+from atoll.protocol.ids import Generation, PeerId, StepNumber
 
 JOURNAL = "journal.sqlite"
+
+SNAPSHOT_SCHEMA = """
+CREATE TABLE snapshots (step INTEGER NOT NULL, line INTEGER NOT NULL, complete INTEGER NOT NULL, safe INTEGER NOT NULL,
+num_bytes INTEGER NOT NULL, seconds REAL NOT NULL, noted REAL NOT NULL, PRIMARY KEY (step, line)) WITHOUT ROWID;
+CREATE TABLE snapshot_parts (peer TEXT NOT NULL, step INTEGER NOT NULL, line INTEGER NOT NULL, num_bytes INTEGER NOT NULL,
+names TEXT NOT NULL, PRIMARY KEY (peer, step)) WITHOUT ROWID;
+"""
 
 _SCHEMA = """ CREATE TABLE run (name TEXT NOT NULL, seed INTEGER NOT NULL, job TEXT NOT NULL, steps INTEGER NOT NULL, outcome
 TEXT, reason TEXT); CREATE TABLE plans (generation INTEGER PRIMARY KEY, plan TEXT NOT NULL); CREATE TABLE commits ( step
@@ -34,6 +42,19 @@ learning_rate REAL NOT NULL, seconds REAL NOT NULL, num_tokens INTEGER NOT NULL,
 microbatch) ) WITHOUT ROWID; CREATE TABLE predictions ( what TEXT NOT NULL, peer TEXT NOT NULL, step INTEGER NOT NULL,
 predicted REAL NOT NULL, measured REAL NOT NULL ); CREATE TABLE codecs ( step INTEGER NOT NULL, source TEXT NOT NULL, target
 TEXT NOT NULL, codec TEXT NOT NULL, reason TEXT NOT NULL ); """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRow:
+    """A snapshot as the journal knows it: ``noted`` when it was ordered, as time of day, ``peers`` who has a part of it."""
+
+    moment: Moment
+    complete: bool
+    safe: bool
+    num_bytes: int
+    seconds: float
+    noted: float
+    peers: tuple[PeerId, ...]
 
 
 class Journal:
@@ -52,7 +73,7 @@ class Journal:
         """A new journal for a run; ``path`` must not exist."""
         journal = cls(path)
         with journal._spoken():
-            journal._connection.executescript(_SCHEMA)
+            journal._connection.executescript(_SCHEMA + SNAPSHOT_SCHEMA)
             journal._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, NULL, NULL)", (name, seed, job, steps))
         return journal
 
@@ -95,6 +116,72 @@ class Journal:
         rows = [(change.step, change.source, change.target, change.codec, change.reason) for change in changes]
         with self._spoken(), self._transaction():
             self._connection.executemany("INSERT INTO codecs VALUES (?, ?, ?, ?, ?)", rows)
+
+    def write_snapshot(self, snapshot: NoteSnapshot, noted: float) -> None:
+        """How a snapshot stands now; ``noted`` is the time of day. What was known of it stays where nothing new is said."""
+        moment = snapshot.moment
+        with self._spoken():
+            self._connection.execute(
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (step, line) DO UPDATE SET "
+                "complete = max(complete, excluded.complete), safe = max(safe, excluded.safe), "
+                "num_bytes = max(num_bytes, excluded.num_bytes), seconds = max(seconds, excluded.seconds)",
+                (moment.step, moment.line, snapshot.complete, snapshot.safe, snapshot.num_bytes, snapshot.seconds, noted),
+            )
+
+    def write_part(self, peer: PeerId, part: Part) -> None:
+        """A peer has this on its disk, as one with what it has of that snapshot already."""
+        with self._spoken(), self._transaction():
+            query = "SELECT names, num_bytes FROM snapshot_parts WHERE peer = ? AND step = ? AND line = ?"
+            row = self._connection.execute(query, (peer, part.moment.step, part.moment.line)).fetchone()
+            older, num_bytes = (json.loads(row[0]), row[1]) if row is not None else ((), 0)
+            names = json.dumps(sorted(part.names.union(older)))
+            values = (peer, part.moment.step, part.moment.line, part.num_bytes + num_bytes, names)
+            self._connection.execute("INSERT OR REPLACE INTO snapshot_parts VALUES (?, ?, ?, ?, ?)", values)
+
+    def keep_snapshots(self, steps: Iterable[StepNumber]) -> None:
+        """Forget all other snapshots."""
+        kept = json.dumps(sorted(steps))
+        with self._spoken(), self._transaction():
+            for table in ("snapshots", "snapshot_parts"):
+                self._connection.execute(f"DELETE FROM {table} WHERE step NOT IN (SELECT value FROM json_each(?))", (kept,))
+
+    def snapshots(self) -> list[SnapshotRow]:
+        """The snapshots that peers were told to keep, the newest first."""
+        with self._spoken():
+            rows = self._connection.execute(
+                "SELECT step, line, complete, safe, num_bytes, seconds, noted FROM snapshots ORDER BY step DESC, line DESC"
+            ).fetchall()
+        parts = self.snapshot_parts()
+        return [
+            SnapshotRow(
+                moment=Moment(step=StepNumber(step), line=line),
+                complete=bool(complete),
+                safe=bool(safe),
+                num_bytes=num_bytes,
+                seconds=seconds,
+                noted=noted,
+                peers=tuple(peer for peer, part in parts if part.moment == Moment(step=StepNumber(step), line=line)),
+            )
+            for step, line, complete, safe, num_bytes, seconds, noted in rows
+        ]
+
+    def snapshot_parts(self) -> list[tuple[PeerId, Part]]:
+        """What was on whose disk when it was last heard of."""
+        with self._spoken():
+            rows = self._connection.execute(
+                "SELECT peer, step, line, num_bytes, names FROM snapshot_parts ORDER BY step, peer"
+            ).fetchall()
+        return [
+            (
+                PeerId(peer),
+                Part(
+                    moment=Moment(step=StepNumber(step), line=line),
+                    names=frozenset(json.loads(names)),
+                    num_bytes=num_bytes,
+                ),
+            )
+            for peer, step, line, num_bytes, names in rows
+        ]
 
     def write_job(self, text: str) -> None:
         """The job with what the run itself has decided of it."""

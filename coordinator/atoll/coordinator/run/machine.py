@@ -35,6 +35,8 @@ from atoll.coordinator.run.events import (
     PlanRefused,
     ReplanAsked,
     RunEvent,
+    SnapshotCopied,
+    SnapshotTaken,
     StageReported,
     StateMoved,
     StopAsked,
@@ -46,6 +48,7 @@ from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, M
 from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.recovery import Recovery
 from atoll.coordinator.run.roster import PeerState
+from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.storing import Storing
 from atoll.coordinator.run.waiting import Waiting, waiting
@@ -61,7 +64,8 @@ class RunMachine:
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.context = RunContext(settings, now)
         self.recovery = Recovery(self.context)
-        self.cycle = StepCycle(self.context, self.recovery, self._proceed)
+        self.snapshotting = Snapshotting(self.context)
+        self.cycle = StepCycle(self.context, self.recovery, self.snapshotting, self._proceed)
         self.moving = Moving(self.context)
         self.storing = Storing(self.context, self.cycle, self._proceed)
         self._deadlines = settings.deadlines
@@ -129,6 +133,10 @@ class RunMachine:
                 self._state_moved(event.peer)
             case PeerStored():
                 self.storing.stored(event)
+            case SnapshotTaken():
+                self.snapshotting.taken(event)
+            case SnapshotCopied():
+                self.snapshotting.copied(event)
             case WeightsWritten():
                 self.storing.written(event)
             case ExportAsked():
@@ -138,7 +146,7 @@ class RunMachine:
             case WorkFailed():
                 self.context.fail(event.reason)
             case Tick():
-                pass
+                self.snapshotting.time_passed()
 
     # Who is here
 
@@ -147,6 +155,7 @@ class RunMachine:
         early = context.state in (RunState.WAITING, RunState.PLANNING)
         context.announce(*context.roster.join(event.offer, PeerState.JOINED if early else PeerState.SPARE))
         context.snapshots.joined(event.offer.name, event.snapshots)
+        self.snapshotting.joined(event)
         self._last_join = context.now
         if context.state is RunState.WAITING and self._refused is None:
             context.wait_at_most(self._deadlines.waiting_seconds)
@@ -162,6 +171,7 @@ class RunMachine:
         context.announce(*context.roster.remove(peer, reason, left=event.left))
         context.holdings.forget(peer)
         context.snapshots.gone(peer)
+        self.snapshotting.gone(peer, lost_stage=planned and not event.left)
         context.stale.discard(peer)
         if context.phase is Phase.STORING:
             matters = planned and self.storing.needs(peer)
@@ -230,6 +240,8 @@ class RunMachine:
         if self._refused is not None:
             self._refused = None
             context.announce(ResumedEvent(reason="the model fits the peers that are here now"))
+        if self._left_for_a_better_snapshot():
+            return
         self._load(event, self._planned_with)
 
     def _load(self, made: PlanMade, planned_with: tuple[PeerId, ...]) -> None:
@@ -288,14 +300,20 @@ class RunMachine:
         context = self.context
         if self.storing.begin_if_due():
             return
-        if self.recovery.better_is_here():
-            self._fall_back("a snapshot of a later step is complete, for somebody came back with a part of it")
+        if self._left_for_a_better_snapshot():
             return
         if not self.cycle.owed_evaluation and (move := self.moving.take()) is not None:
             context.grow_generation()
             self._load(move, self.moving.looked_at())
         else:
             self.cycle.begin_next()
+
+    def _left_for_a_better_snapshot(self) -> bool:
+        """While steps are done again, or are about to be: whether the run goes to a later snapshot instead."""
+        better = self.recovery.better_is_here()
+        if better:
+            self._fall_back("a snapshot of a later step is complete, for somebody came back with a part of it")
+        return better
 
     def _fault(self, event: FaultReported) -> None:
         context = self.context
@@ -343,6 +361,7 @@ class RunMachine:
 
     def _state_moved(self, peer: PeerId) -> None:
         """A transfer may take long, as long as it moves."""
+        self.snapshotting.progressed(peer)
         if peer not in self.context.pending:
             return
         if self.context.phase is Phase.STORING:

@@ -91,7 +91,7 @@ class Recovery:
         """All stages are loaded; training stood still for so long."""
         context, left, self._left = self._context, self._left, None
         if self._times is not None:
-            self._times.moved = context.now
+            self._times.moved, self._times.replayed = context.now, None
         if left is not None:
             context.announce(
                 RestoredEvent(

@@ -86,12 +86,8 @@ class Snapshots:
         """The peer is here, with this on its disk. Of which line a part is must be known: from what was heard of it before, or
         because the step was done only once."""
         self._here.add(peer)
-        known, found = self._parts.pop(peer, {}), {}
-        for item in held:
-            line = self._line_of(item.step, known.get(item.step))
-            if line is not None:
-                moment = Moment(step=item.step, line=line)
-                found[item.step] = Part(moment=moment, names=item.names, num_bytes=item.num_bytes)
+        known = self._parts.pop(peer, {})
+        found = {item.step: part for item in held if (part := self._recognised(item, known.get(item.step))) is not None}
         if found:
             self._parts[peer] = found
 
@@ -107,6 +103,13 @@ class Snapshots:
             if not self._parts[peer]:
                 del self._parts[peer]
         self._lines = {step: lines for step, lines in self._lines.items() if step in kept}
+
+    def remember(self, moments: Iterable[Moment], parts: Iterable[tuple[PeerId, Part]]) -> None:
+        """What an earlier coordinator of this run has written down; whoever has a part is away until it joins."""
+        for moment in moments:
+            self.ordered(moment)
+        for peer, part in parts:
+            self.taken(peer, part)
 
     # What there is
 
@@ -180,8 +183,12 @@ class Snapshots:
     def _moments(self) -> set[Moment]:
         return {part.moment for parts in self._parts.values() for part in parts.values()}
 
-    def _line_of(self, step: StepNumber, known: Part | None) -> int | None:
-        lines = self._lines.get(step, frozenset())
+    def _recognised(self, held: HeldPart, known: Part | None) -> Part | None:
+        """What a part on a disk counts for: what it was known to have, else all of it if the step was ordered once."""
         if known is not None:
-            return known.moment.line
-        return next(iter(lines)) if len(lines) == 1 else None
+            return Part(moment=known.moment, names=held.names & known.names, num_bytes=held.num_bytes)
+        lines = self._lines.get(held.step, frozenset())
+        if len(lines) != 1:
+            return None
+        (line,) = lines
+        return Part(moment=Moment(step=held.step, line=line), names=held.names, num_bytes=held.num_bytes)

@@ -18,20 +18,20 @@ class OpenStep:
         self.generation = generation
         self.evaluation = evaluation
         self.started = started
-        self._peers = plan.peers
+        self.peers = plan.peers
         self._reports: dict[PeerId, StageReported] = {}
 
     @property
     def missing(self) -> tuple[PeerId, ...]:
         """The peers that have not reported, in stage order."""
-        return tuple(peer for peer in self._peers if peer not in self._reports)
+        return tuple(peer for peer in self.peers if peer not in self._reports)
 
     def add(self, report: StageReported) -> None:
         """Take a report; one of another step or generation, of a peer without a stage, or a second one is nothing to us."""
         same = (report.generation, report.step, report.evaluation) == (self.generation, self.step, self.evaluation)
-        if same and report.peer in self._peers:
+        if same and report.peer in self.peers:
             self._reports.setdefault(report.peer, report)
 
     def outcome(self, batch: BatchPrepared, trainable: Sequence[str], largest_norm: float | None) -> StepOutcome | Blame:
         """What the step came to; all peers must have reported."""
-        return reckon([self._reports[peer] for peer in self._peers], batch.weights, trainable, largest_norm)
+        return reckon([self._reports[peer] for peer in self.peers], batch.weights, trainable, largest_norm)

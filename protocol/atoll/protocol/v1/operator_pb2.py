@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from atoll.protocol.v1 import session_pb2 as atoll_dot_protocol_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n atoll/protocol/v1/operator.proto\x12\x11\x61toll.protocol.v1\x1a\x1f\x61toll/protocol/v1/session.proto\"\xcb\x03\n\nPeerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\x0e\n\x06layers\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\x12\x18\n\x10\x66lops_per_second\x18\t \x01(\x01\x12\r\n\x05phase\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x16\n\x0esilent_seconds\x18\x0c \x01(\x01\x12\x12\n\nbytes_sent\x18\r \x01(\x04\x12\x0f\n\x07machine\x18\x0e \x01(\t\x12\r\n\x05\x63ores\x18\x0f \x01(\r\x12\x0f\n\x07threads\x18\x10 \x01(\r\x12\x1e\n\x16predicted_memory_bytes\x18\x11 \x01(\x04\x12\x1d\n\x15measured_memory_bytes\x18\x12 \x01(\x04\x12!\n\x19predicted_compute_seconds\x18\x13 \x01(\x01\x12 \n\x18measured_compute_seconds\x18\x14 \x01(\x01\x12\x13\n\x0bmeasurement\x18\x15 \x01(\t\"\xc3\x02\n\nLinkStatus\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x11\n\testimated\x18\x04 \x01(\x08\x12\"\n\x1apredicted_bytes_per_second\x18\x05 \x01(\x01\x12!\n\x19measured_bytes_per_second\x18\x06 \x01(\x01\x12\x1a\n\x12round_trip_seconds\x18\x07 \x01(\x01\x12\x19\n\x11predicted_seconds\x18\x08 \x01(\x01\x12\x18\n\x10measured_seconds\x18\t \x01(\x01\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x11\n\tdirection\x18\x0b \x01(\t\x12\x16\n\x0erelative_error\x18\x0c \x01(\x01\x12\x0e\n\x06\x64\x61mage\x18\r \x01(\x01\x12\x11\n\traw_bytes\x18\x0e \x01(\x04\"\x0f\n\rStatusRequest\"\xc5\x02\n\x0bStatusReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rstate_seconds\x18\x04 \x01(\x01\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0c\n\x04loss\x18\x07 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x12\n\ngeneration\x18\t \x01(\x04\x12,\n\x05peers\x18\n \x03(\x0b\x32\x1d.atoll.protocol.v1.PeerStatus\x12,\n\x05links\x18\x0b \x03(\x0b\x32\x1d.atoll.protocol.v1.LinkStatus\x12\x1e\n\x16predicted_step_seconds\x18\x0c \x01(\x01\x12\x1d\n\x15measured_step_seconds\x18\r \x01(\x01\"\x0e\n\x0c\x46leetRequest\"\xad\x02\n\tFleetPeer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x18\n\x10\x66lops_per_second\x18\x03 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07machine\x18\x05 \x01(\t\x12\r\n\x05\x63ores\x18\x06 \x01(\r\x12\x0f\n\x07threads\x18\x07 \x01(\r\x12#\n\x1bmax_upload_bytes_per_second\x18\x08 \x01(\x01\x12%\n\x1dmax_download_bytes_per_second\x18\t \x01(\x01\x12-\n\x08measured\x18\n \x03(\x0b\x32\x1b.atoll.protocol.v1.Measured\x12&\n\x1e\x63oordinator_round_trip_seconds\x18\x0b \x01(\x01\"q\n\tFleetLink\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x18\n\x10\x62ytes_per_second\x18\x03 \x01(\x01\x12\x17\n\x0flatency_seconds\x18\x04 \x01(\x01\x12\x11\n\testimated\x18\x05 \x01(\x08\"f\n\nFleetReply\x12+\n\x05peers\x18\x01 \x03(\x0b\x32\x1c.atoll.protocol.v1.FleetPeer\x12+\n\x05links\x18\x02 \x03(\x0b\x32\x1c.atoll.protocol.v1.FleetLink\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0b\n\tStopReply\"\x0f\n\rExportRequest\")\n\x0b\x45xportReply\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0f\n\rReplanRequest\",\n\x0bReplanReply\x12\r\n\x05moved\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xfd\x02\n\x08Operator\x12J\n\x06Status\x12 .atoll.protocol.v1.StatusRequest\x1a\x1e.atoll.protocol.v1.StatusReply\x12G\n\x05\x46leet\x12\x1f.atoll.protocol.v1.FleetRequest\x1a\x1d.atoll.protocol.v1.FleetReply\x12\x44\n\x04Stop\x12\x1e.atoll.protocol.v1.StopRequest\x1a\x1c.atoll.protocol.v1.StopReply\x12J\n\x06\x45xport\x12 .atoll.protocol.v1.ExportRequest\x1a\x1e.atoll.protocol.v1.ExportReply\x12J\n\x06Replan\x12 .atoll.protocol.v1.ReplanRequest\x1a\x1e.atoll.protocol.v1.ReplanReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n atoll/protocol/v1/operator.proto\x12\x11\x61toll.protocol.v1\x1a\x1f\x61toll/protocol/v1/session.proto\"\xcb\x03\n\nPeerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\x0e\n\x06layers\x18\x06 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\x12\x18\n\x10\x66lops_per_second\x18\t \x01(\x01\x12\r\n\x05phase\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x16\n\x0esilent_seconds\x18\x0c \x01(\x01\x12\x12\n\nbytes_sent\x18\r \x01(\x04\x12\x0f\n\x07machine\x18\x0e \x01(\t\x12\r\n\x05\x63ores\x18\x0f \x01(\r\x12\x0f\n\x07threads\x18\x10 \x01(\r\x12\x1e\n\x16predicted_memory_bytes\x18\x11 \x01(\x04\x12\x1d\n\x15measured_memory_bytes\x18\x12 \x01(\x04\x12!\n\x19predicted_compute_seconds\x18\x13 \x01(\x01\x12 \n\x18measured_compute_seconds\x18\x14 \x01(\x01\x12\x13\n\x0bmeasurement\x18\x15 \x01(\t\"\xc3\x02\n\nLinkStatus\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\r\n\x05\x63odec\x18\x03 \x01(\t\x12\x11\n\testimated\x18\x04 \x01(\x08\x12\"\n\x1apredicted_bytes_per_second\x18\x05 \x01(\x01\x12!\n\x19measured_bytes_per_second\x18\x06 \x01(\x01\x12\x1a\n\x12round_trip_seconds\x18\x07 \x01(\x01\x12\x19\n\x11predicted_seconds\x18\x08 \x01(\x01\x12\x18\n\x10measured_seconds\x18\t \x01(\x01\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x11\n\tdirection\x18\x0b \x01(\t\x12\x16\n\x0erelative_error\x18\x0c \x01(\x01\x12\x0e\n\x06\x64\x61mage\x18\r \x01(\x01\x12\x11\n\traw_bytes\x18\x0e \x01(\x04\"\x0f\n\rStatusRequest\"\xd3\x03\n\x0bStatusReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rstate_seconds\x18\x04 \x01(\x01\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\r\n\x05steps\x18\x06 \x01(\x04\x12\x0c\n\x04loss\x18\x07 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x12\n\ngeneration\x18\t \x01(\x04\x12,\n\x05peers\x18\n \x03(\x0b\x32\x1d.atoll.protocol.v1.PeerStatus\x12,\n\x05links\x18\x0b \x03(\x0b\x32\x1d.atoll.protocol.v1.LinkStatus\x12\x1e\n\x16predicted_step_seconds\x18\x0c \x01(\x01\x12\x1d\n\x15measured_step_seconds\x18\r \x01(\x01\x12\x14\n\x0cjournal_step\x18\x0e \x01(\x04\x12<\n\x11\x63omplete_snapshot\x18\x0f \x01(\x0b\x32!.atoll.protocol.v1.SnapshotStatus\x12\x38\n\rsafe_snapshot\x18\x10 \x01(\x0b\x32!.atoll.protocol.v1.SnapshotStatus\"B\n\x0eSnapshotStatus\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x02 \x01(\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x0e\n\x0c\x46leetRequest\"\xad\x02\n\tFleetPeer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x18\n\x10\x66lops_per_second\x18\x03 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07machine\x18\x05 \x01(\t\x12\r\n\x05\x63ores\x18\x06 \x01(\r\x12\x0f\n\x07threads\x18\x07 \x01(\r\x12#\n\x1bmax_upload_bytes_per_second\x18\x08 \x01(\x01\x12%\n\x1dmax_download_bytes_per_second\x18\t \x01(\x01\x12-\n\x08measured\x18\n \x03(\x0b\x32\x1b.atoll.protocol.v1.Measured\x12&\n\x1e\x63oordinator_round_trip_seconds\x18\x0b \x01(\x01\"q\n\tFleetLink\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x18\n\x10\x62ytes_per_second\x18\x03 \x01(\x01\x12\x17\n\x0flatency_seconds\x18\x04 \x01(\x01\x12\x11\n\testimated\x18\x05 \x01(\x08\"f\n\nFleetReply\x12+\n\x05peers\x18\x01 \x03(\x0b\x32\x1c.atoll.protocol.v1.FleetPeer\x12+\n\x05links\x18\x02 \x03(\x0b\x32\x1c.atoll.protocol.v1.FleetLink\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0b\n\tStopReply\"\x0f\n\rExportRequest\")\n\x0b\x45xportReply\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x0f\n\rReplanRequest\",\n\x0bReplanReply\x12\r\n\x05moved\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xfd\x02\n\x08Operator\x12J\n\x06Status\x12 .atoll.protocol.v1.StatusRequest\x1a\x1e.atoll.protocol.v1.StatusReply\x12G\n\x05\x46leet\x12\x1f.atoll.protocol.v1.FleetRequest\x1a\x1d.atoll.protocol.v1.FleetReply\x12\x44\n\x04Stop\x12\x1e.atoll.protocol.v1.StopRequest\x1a\x1c.atoll.protocol.v1.StopReply\x12J\n\x06\x45xport\x12 .atoll.protocol.v1.ExportRequest\x1a\x1e.atoll.protocol.v1.ExportReply\x12J\n\x06Replan\x12 .atoll.protocol.v1.ReplanRequest\x1a\x1e.atoll.protocol.v1.ReplanReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_start=876
   _globals['_STATUSREQUEST']._serialized_end=891
   _globals['_STATUSREPLY']._serialized_start=894
-  _globals['_STATUSREPLY']._serialized_end=1219
-  _globals['_FLEETREQUEST']._serialized_start=1221
-  _globals['_FLEETREQUEST']._serialized_end=1235
-  _globals['_FLEETPEER']._serialized_start=1238
-  _globals['_FLEETPEER']._serialized_end=1539
-  _globals['_FLEETLINK']._serialized_start=1541
-  _globals['_FLEETLINK']._serialized_end=1654
-  _globals['_FLEETREPLY']._serialized_start=1656
-  _globals['_FLEETREPLY']._serialized_end=1758
-  _globals['_STOPREQUEST']._serialized_start=1760
-  _globals['_STOPREQUEST']._serialized_end=1789
-  _globals['_STOPREPLY']._serialized_start=1791
-  _globals['_STOPREPLY']._serialized_end=1802
-  _globals['_EXPORTREQUEST']._serialized_start=1804
-  _globals['_EXPORTREQUEST']._serialized_end=1819
-  _globals['_EXPORTREPLY']._serialized_start=1821
-  _globals['_EXPORTREPLY']._serialized_end=1862
-  _globals['_REPLANREQUEST']._serialized_start=1864
-  _globals['_REPLANREQUEST']._serialized_end=1879
-  _globals['_REPLANREPLY']._serialized_start=1881
-  _globals['_REPLANREPLY']._serialized_end=1925
-  _globals['_OPERATOR']._serialized_start=1928
-  _globals['_OPERATOR']._serialized_end=2309
+  _globals['_STATUSREPLY']._serialized_end=1361
+  _globals['_SNAPSHOTSTATUS']._serialized_start=1363
+  _globals['_SNAPSHOTSTATUS']._serialized_end=1429
+  _globals['_FLEETREQUEST']._serialized_start=1431
+  _globals['_FLEETREQUEST']._serialized_end=1445
+  _globals['_FLEETPEER']._serialized_start=1448
+  _globals['_FLEETPEER']._serialized_end=1749
+  _globals['_FLEETLINK']._serialized_start=1751
+  _globals['_FLEETLINK']._serialized_end=1864
+  _globals['_FLEETREPLY']._serialized_start=1866
+  _globals['_FLEETREPLY']._serialized_end=1968
+  _globals['_STOPREQUEST']._serialized_start=1970
+  _globals['_STOPREQUEST']._serialized_end=1999
+  _globals['_STOPREPLY']._serialized_start=2001
+  _globals['_STOPREPLY']._serialized_end=2012
+  _globals['_EXPORTREQUEST']._serialized_start=2014
+  _globals['_EXPORTREQUEST']._serialized_end=2029
+  _globals['_EXPORTREPLY']._serialized_start=2031
+  _globals['_EXPORTREPLY']._serialized_end=2072
+  _globals['_REPLANREQUEST']._serialized_start=2074
+  _globals['_REPLANREQUEST']._serialized_end=2089
+  _globals['_REPLANREPLY']._serialized_start=2091
+  _globals['_REPLANREPLY']._serialized_end=2135
+  _globals['_OPERATOR']._serialized_start=2138
+  _globals['_OPERATOR']._serialized_end=2519
 # @@protoc_insertion_point(module_scope)

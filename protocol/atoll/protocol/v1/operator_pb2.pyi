@@ -90,7 +90,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "state", "reason", "state_seconds", "step", "steps", "loss", "tokens_per_second", "generation", "peers", "links", "predicted_step_seconds", "measured_step_seconds")
+    __slots__ = ("run", "state", "reason", "state_seconds", "step", "steps", "loss", "tokens_per_second", "generation", "peers", "links", "predicted_step_seconds", "measured_step_seconds", "journal_step", "complete_snapshot", "safe_snapshot")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,9 @@ class StatusReply(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SAFE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     run: str
     state: str
     reason: str
@@ -117,7 +120,20 @@ class StatusReply(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
     predicted_step_seconds: float
     measured_step_seconds: float
-    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., generation: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., predicted_step_seconds: _Optional[float] = ..., measured_step_seconds: _Optional[float] = ...) -> None: ...
+    journal_step: int
+    complete_snapshot: SnapshotStatus
+    safe_snapshot: SnapshotStatus
+    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., generation: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., predicted_step_seconds: _Optional[float] = ..., measured_step_seconds: _Optional[float] = ..., journal_step: _Optional[int] = ..., complete_snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ..., safe_snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ...) -> None: ...
+
+class SnapshotStatus(_message.Message):
+    __slots__ = ("step", "age_seconds", "bytes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    age_seconds: float
+    bytes: int
+    def __init__(self, step: _Optional[int] = ..., age_seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class FleetRequest(_message.Message):
     __slots__ = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.coordinator.cli.status import as_dict, comparison_lines, in_order, peer_lines, status_lines
-from atoll.protocol.v1.operator_pb2 import LinkStatus, PeerStatus, StatusReply
+from atoll.protocol.v1.operator_pb2 import LinkStatus, PeerStatus, SnapshotStatus, StatusReply
 
 
 def reply() -> StatusReply:
@@ -13,7 +13,15 @@ def reply() -> StatusReply:
         PeerStatus(name="a", state="ready", stage=1, layers="c - d", phase="waiting for gradient", waiting_for="b"),
     ]
     return StatusReply(
-        run="demo", state="training", reason="waits for b in step 3", state_seconds=61, step=2, steps=9, loss=2.5, peers=peers
+        run="demo",
+        state="training",
+        reason="waits for b in step 3",
+        state_seconds=61,
+        step=2,
+        journal_step=2,
+        steps=9,
+        loss=2.5,
+        peers=peers,
     )
 
 
@@ -22,7 +30,20 @@ def test_status_says_where_the_run_is_and_whom_it_waits_for() -> None:
         "demo: training for 1:01, plan 0",
         "the run waits for b in step 3",
         "step 2/9, loss 2.5000, 0 tokens/s",
+        "no snapshot is complete",
     ]
+
+
+def test_status_says_what_the_run_could_go_back_to_and_that_it_did() -> None:
+    told = reply()
+    told.journal_step = 7
+    told.complete_snapshot.CopyFrom(SnapshotStatus(step=5, age_seconds=65.0, bytes=3 << 20))
+    assert status_lines(told)[2:] == [
+        "step 2/9, done again up to step 7, loss 2.5000, 0 tokens/s",
+        "newest snapshot: step 5, 1:05 old, 3.0 MiB; not all of its copies are made",
+    ]
+    told.safe_snapshot.CopyFrom(SnapshotStatus(step=4, age_seconds=-1.0, bytes=6 << 20))
+    assert status_lines(told)[3] == "newest safe snapshot: step 4, 6.0 MiB"
 
 
 def test_a_failed_run_says_why() -> None:

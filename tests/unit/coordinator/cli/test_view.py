@@ -10,7 +10,18 @@ from rich.console import Console
 
 from atoll.coordinator.cli.live import LiveView, Traffic
 from atoll.coordinator.cli.view import QUIET_SECONDS, JsonView, Pace, PlainView
-from atoll.coordinator.events import EvaluationEvent, FailedEvent, MovedEvent, PeerEvent, VoidEvent
+from atoll.coordinator.events import (
+    EvaluationEvent,
+    Event,
+    FailedEvent,
+    MovedEvent,
+    PeerEvent,
+    RecoveredEvent,
+    ReplayedEvent,
+    RestoredEvent,
+    SnapshotEvent,
+    VoidEvent,
+)
 from atoll.protocol.v1.operator_pb2 import PeerStatus, StatusReply
 from support.events import plan_event, step_event
 
@@ -47,6 +58,52 @@ def test_json_view_writes_each_event_as_one_object_a_line() -> None:
     assert [entry["event"] for entry in entries] == ["step", "failed"]
     assert entries[0]["loss"] == 5.5
     assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            SnapshotEvent(step=4, bytes=3 << 20, seconds=1.25, stalled_seconds=0.5),
+            "snapshot of step 4: 3.0 MiB on the peers' disks after 1.2 s, and held computing up for 0.5 s",
+        ),
+        (
+            SnapshotEvent(step=4, bytes=0, seconds=0.0, failure="b could not take its part: its disk is full"),
+            "the snapshot of step 4 is not whole: b could not take its part: its disk is full",
+        ),
+        (
+            RestoredEvent(step=4, from_step=7, reason="b was lost", bytes=10, seconds=1.5),
+            "back from step 7 to the snapshot of step 4 after 1.5 s: b was lost",
+        ),
+        (
+            RestoredEvent(step=0, from_step=7, reason="b was lost", bytes=10, seconds=1.5),
+            "back from step 7 to the first values after 1.5 s: b was lost",
+        ),
+        (
+            ReplayedEvent(step=5, loss=2.5, seconds=0.5, equal=False),
+            "step 5/10  done again  loss 2.5000  0.50 s; it came out a little different from the first time",
+        ),
+        (
+            RecoveredEvent(
+                step=8,
+                reason="b was lost",
+                replayed_steps=3,
+                noticed_seconds=0.5,
+                planned_seconds=1.0,
+                moved_seconds=2.0,
+                replayed_seconds=3.0,
+                step_seconds=1.0,
+                seconds=7.5,
+            ),
+            "recovered in 7.5 s: 0.5 s until it was noticed, 1.0 s until the plan, 2.0 s for state, "
+            "3.0 s for 3 steps done again, 1.0 s for the next step",
+        ),
+    ],
+)
+def test_plain_view_tells_of_snapshots_and_recoveries(event: Event, line: str) -> None:
+    lines: list[str] = []
+    PlainView(10, lines.append).event(event)
+    assert lines == [line]
 
 
 def test_plain_view_tells_what_a_change_of_plan_took() -> None:

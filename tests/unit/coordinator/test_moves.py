@@ -1,0 +1,41 @@
+"""Whom a peer fetches its state from: what it has it keeps, its own disk comes first, and the others stand by."""
+
+from __future__ import annotations
+
+import torch
+
+from atoll.coordinator.moves import donations
+from atoll.protocol.graph import ParameterSpec, StageGraph
+from atoll.protocol.ids import PeerId, StageIndex
+
+A, B, C, D = (PeerId(name) for name in "abcd")
+
+
+def stage(*names: str) -> StageGraph:
+    """A stage that holds parameters of these names, each of 16 bytes."""
+    specs = tuple(ParameterSpec(name=name, shape=(4,), dtype=torch.float32) for name in names)
+    return StageGraph(
+        stage=StageIndex(0), num_stages=1, nodes=(), parameters=specs, buffers=(), inputs=(), receives=(), sends=()
+    )
+
+
+def test_what_a_peer_has_in_memory_it_fetches_from_nobody() -> None:
+    assert donations([stage("x", "y")], [A], {"x": (A,), "y": (B,)}, {"x": (B,)}) == {A: ((B, ("y",)),)}
+
+
+def test_its_own_disk_comes_before_the_memory_of_others_and_these_stand_by() -> None:
+    assert donations([stage("x")], [A], {"x": (B,)}, {"x": (A, C)}) == {A: ((A, ("x",)), (B, ("x",)), (C, ("x",)))}
+
+
+def test_memory_comes_before_other_peers_disks() -> None:
+    assert donations([stage("x")], [A], {"x": (C,)}, {"x": (B,)}) == {A: ((C, ("x",)), (B, ("x",)))}
+
+
+def test_the_donors_share_the_work_evenly_and_each_stands_by_for_the_others() -> None:
+    everywhere = dict.fromkeys("wxyz", (B, C))
+    (found,) = donations([stage(*"wxyz")], [A], {}, everywhere).values()
+    assert found == ((B, ("w", "y")), (C, ("x", "z")), (C, ("w", "y")), (B, ("x", "z")))
+
+
+def test_what_nobody_has_is_nobody_s_to_give() -> None:
+    assert donations([stage("x"), stage("y")], [A, D], {}, {}) == {A: (), D: ()}

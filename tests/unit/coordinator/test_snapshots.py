@@ -1,0 +1,169 @@
+"""The registry of snapshots: what is complete, what is safe, and what may be deleted, after any sequence of events."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.coordinator.run.rollback import GoOn, GoTo, PatienceSettings, Situation, Wait, decide, patience_seconds
+from atoll.coordinator.run.snapshots import FIRST_VALUES, HeldPart, Moment, Part, Snapshots
+from atoll.protocol.ids import PeerId, StepNumber
+
+A, B, C = (PeerId(name) for name in "abc")
+NAMES = frozenset({"x", "y"})
+
+
+def at(step: int, line: int = 0) -> Moment:
+    return Moment(step=StepNumber(step), line=line)
+
+
+def part(step: int, *names: str, line: int = 0) -> Part:
+    return Part(moment=at(step, line), names=frozenset(names), num_bytes=10)
+
+
+def held(step: int, *names: str) -> HeldPart:
+    return HeldPart(step=StepNumber(step), names=frozenset(names), num_bytes=10)
+
+
+def registry(copies: int = 0) -> Snapshots:
+    """Of two peers that are here, with a name each of the snapshot of step 4."""
+    snapshots = Snapshots(copies)
+    snapshots.essential = NAMES
+    for peer in (A, B):
+        snapshots.joined(peer, ())
+    snapshots.ordered(at(4))
+    snapshots.taken(A, part(4, "x"))
+    snapshots.taken(B, part(4, "y"))
+    return snapshots
+
+
+def test_a_snapshot_is_complete_when_all_parts_are_here() -> None:
+    snapshots = registry()
+    assert snapshots.newest_complete() == at(4)
+    assert snapshots.holders(at(4)) == {"x": (A,), "y": (B,)}
+    snapshots.gone(B)
+    assert snapshots.newest_complete() is None
+    assert snapshots.missing(at(4)) == ("y",)
+    assert snapshots.newest_complete(also_away=True) == at(4)
+    snapshots.joined(B, (held(4, "y"),))
+    assert snapshots.newest_complete() == at(4)
+
+
+def test_who_comes_back_with_an_empty_disk_has_nothing() -> None:
+    snapshots = registry()
+    snapshots.gone(B)
+    snapshots.joined(B, ())
+    assert snapshots.newest_complete(also_away=True) is None
+
+
+def test_safe_means_that_each_name_has_its_copies() -> None:
+    snapshots = registry(copies=1)
+    assert snapshots.newest_safe() is None
+    snapshots.taken(A, part(4, "y"))
+    assert snapshots.newest_safe() is None
+    snapshots.taken(B, part(4, "x"))
+    assert snapshots.newest_safe() == at(4)
+    (summary,) = snapshots.summaries()
+    assert (summary.complete, summary.safe, summary.num_bytes, summary.holders) == (True, True, 40, (A, B))
+
+
+def test_a_part_of_a_step_that_was_done_twice_counts_only_if_it_is_known_which_time() -> None:
+    snapshots = registry()
+    snapshots.gone(A)
+    snapshots.gone(B)
+    snapshots.ordered(at(4, line=1))
+    snapshots.joined(C, (held(4, "x", "y"),))
+    assert snapshots.newest_complete() is None
+    snapshots.joined(A, (held(4, "x"),))
+    snapshots.joined(B, (held(4, "y"),))
+    assert snapshots.newest_complete() == at(4)
+    snapshots.taken(B, part(4, "y", line=1))
+    assert snapshots.newest_complete() is None
+
+
+def test_a_snapshot_that_nobody_ordered_does_not_count() -> None:
+    snapshots = registry()
+    snapshots.joined(C, (held(9, "x", "y"),))
+    assert snapshots.newest_complete() == at(4)
+
+
+def test_what_an_earlier_coordinator_wrote_down_counts_when_its_peers_are_back() -> None:
+    earlier = registry()
+    snapshots = Snapshots()
+    snapshots.essential = NAMES
+    snapshots.remember([at(4)], earlier.parts())
+    assert snapshots.newest_complete() is None
+    snapshots.joined(A, (held(4, "x"),))
+    snapshots.joined(B, (held(4, "y"),))
+    assert snapshots.newest_complete() == at(4)
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("taken"), st.sampled_from("abc"), st.integers(1, 6), st.sampled_from(["x", "y", "xy"])),
+    st.tuples(st.just("gone"), st.sampled_from("abc"), st.just(0), st.just("")),
+    st.tuples(st.just("joined"), st.sampled_from("abc"), st.just(0), st.just("")),
+    st.tuples(st.just("rotate"), st.just("a"), st.just(0), st.just("")),
+)
+
+
+@settings(max_examples=300)
+@given(events=st.lists(EVENTS, max_size=60), copies=st.integers(0, 2))
+def test_rotation_never_takes_the_last_good_snapshot(events: list[tuple[str, str, int, str]], copies: int) -> None:
+    snapshots = Snapshots(copies)
+    snapshots.essential = NAMES
+    disks: dict[PeerId, dict[int, frozenset[str]]] = {peer: {} for peer in (A, B, C)}
+    here: set[PeerId] = set()
+    for kind, name, step, names in events:
+        peer = PeerId(name)
+        if kind == "taken" and peer in here:
+            snapshots.ordered(at(step))
+            snapshots.taken(peer, part(step, *names))
+            disks[peer][step] = disks[peer].get(step, frozenset()) | frozenset(names)
+        elif kind == "gone":
+            here.discard(peer)
+            snapshots.gone(peer)
+        elif kind == "joined" and peer not in here:
+            here.add(peer)
+            snapshots.joined(peer, [held(at_step, *found) for at_step, found in disks[peer].items()])
+        elif kind == "rotate":
+            complete, safe = snapshots.newest_complete(), snapshots.newest_safe()
+            keep = snapshots.worth_keeping()
+            snapshots.dropped(keep)
+            for other in here:
+                disks[other] = {at_step: found for at_step, found in disks[other].items() if at_step in keep}
+            assert (snapshots.newest_complete(), snapshots.newest_safe()) == (complete, safe)
+        for moment in (snapshots.newest_complete(), snapshots.newest_safe()):
+            if moment is not None:
+                found = [disks[other].get(moment.step, frozenset()) for other in here]
+                assert frozenset().union(*found) >= NAMES
+
+
+def situation(stands: int, *, covered: bool, hoped: int, since: float = 100.0, step_seconds: float = 2.0) -> Situation:
+    return Situation(stands=at(stands), covered=covered, hoped=at(hoped), since=since, step_seconds=step_seconds)
+
+
+def test_nothing_lost_nothing_done() -> None:
+    assert decide(situation(7, covered=True, hoped=7), registry(), PatienceSettings(), 100.0) == GoOn()
+
+
+def test_a_run_that_does_steps_again_goes_to_a_later_snapshot() -> None:
+    assert decide(situation(2, covered=True, hoped=7), registry(), PatienceSettings(), 100.0) == GoTo(moment=at(4))
+
+
+def test_what_costs_little_is_done_at_once_and_what_costs_much_after_a_wait() -> None:
+    patience = PatienceSettings(worth_waiting_seconds=60.0, share=0.25, longest_seconds=120.0)
+    assert decide(situation(30, covered=False, hoped=30), registry(), patience, 100.0) == GoTo(moment=at(4))
+    wait = decide(situation(44, covered=False, hoped=44), registry(), patience, 100.0)
+    assert wait == Wait(until=120.0, otherwise=at(4))
+    assert decide(situation(44, covered=False, hoped=44), registry(), patience, 120.0) == GoTo(moment=at(4))
+    assert patience_seconds(10_000, 1.0, patience) == 120.0
+
+
+def test_where_nobody_can_come_back_with_more_nobody_is_waited_for() -> None:
+    assert decide(situation(400, covered=False, hoped=4), registry(), PatienceSettings(), 100.0) == GoTo(moment=at(4))
+
+
+def test_without_a_snapshot_it_is_the_first_values() -> None:
+    empty = Snapshots()
+    empty.essential = NAMES
+    assert decide(situation(4, covered=False, hoped=0), empty, PatienceSettings(), 100.0) == GoTo(moment=FIRST_VALUES)
