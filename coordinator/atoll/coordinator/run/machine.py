@@ -178,8 +178,9 @@ class RunMachine:
         else:
             # Where a donor is lost whose names others have too, its borrowers ask these.
             matters = planned or context.state is RunState.PLANNING or bool(context.plan is not None and context.uncovered())
-        if matters:
+        if matters and (planned or held):
             self.recovery.lost(peer, held if event.may_return else frozenset(), event.silent_seconds)
+        if matters:
             self._fall_back(how)
 
     def _fall_back(self, reason: str) -> None:
