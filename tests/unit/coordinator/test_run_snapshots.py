@@ -135,6 +135,14 @@ def test_the_last_good_snapshot_stays_when_the_next_fails() -> None:
     assert [again.step for again in swarm.replays] == [3, 4, 5]
 
 
+def test_peers_without_disks_are_asked_more_and_more_rarely() -> None:
+    swarm = make_swarm("a", "b", steps=100, every=None)
+    swarm.full |= {A, B}
+    train_to(swarm, 99)
+    assert asked(swarm) == [2, 6, 14, 30, 62]
+    assert swarm.machine.context.snapshots.newest_complete() is None
+
+
 def test_a_snapshot_that_nobody_answers_for_is_given_up_and_others_follow() -> None:
     swarm = make_swarm("a", "b", steps=20)
     train_to(swarm, 3, answers=False)

@@ -22,6 +22,8 @@ from atoll.protocol.ids import PeerId, StepNumber
 
 MOST_FAILED_COPIES = 3
 """Of one snapshot; a peer whose copy failed is not asked again for it."""
+MOST_DOUBLINGS = 10
+"""Of the steps between two snapshots, once for each that failed since the last whole one."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Snapshotting:
         self._context = context
         self._cadence = Cadence(context.settings.snapshot_every)
         self._last = StepNumber(0)
+        self._num_failed = 0
         self._under_way: _UnderWay | None = None
         self._answers: dict[tuple[PeerId, StepNumber], deque[Moment]] = {}
         self._disks: dict[PeerId, tuple[int, float | None]] = {}
@@ -160,7 +163,9 @@ class Snapshotting:
             return False
         if every is not None:
             return step % every == 0
-        return step - self._last >= self._cadence.steps(step_seconds)
+        # Where disks are full, or peers have none, trying again and again would only fill logs.
+        patience = 2 ** min(self._num_failed, MOST_DOUBLINGS)
+        return step - self._last >= patience * self._cadence.steps(step_seconds)
 
     def _add(self, peer: PeerId, part: Part) -> None:
         self._context.snapshots.taken(peer, part)
@@ -172,8 +177,10 @@ class Snapshotting:
             return
         snapshots, moment = self._context.snapshots, under_way.moment
         if not snapshots.is_complete(moment):
+            self._num_failed += 1
             self._end(under_way)
             return
+        self._num_failed = 0
         if moment not in self._since:
             self._completed(under_way)
         if not self._copy(under_way):
