@@ -47,7 +47,7 @@ from atoll.coordinator.run.instructions import (
 from atoll.coordinator.run.invariants import validate
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.snapshots import HeldPart
-from atoll.coordinator.run.states import RunSettings
+from atoll.coordinator.run.states import RunSettings, RunState
 from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex, StepNumber
 
 GB = 10**9
@@ -208,6 +208,7 @@ class SimulatedSwarm:
     def _keep(self, instruction: KeepSnapshots) -> None:
         """No snapshot is deleted that is the newest complete or the newest safe one by what the machine was told."""
         snapshots = self.machine.context.snapshots
+        assert instruction.steps or self.machine.context.state is RunState.FINISHED
         for newest in (snapshots.newest_complete(), snapshots.newest_safe()):
             assert newest is None or newest.step in instruction.steps
         for disk in self.disks.values():

@@ -67,7 +67,7 @@ def test_every_so_many_steps_but_not_of_the_last_one() -> None:
     swarm.answer_all()
     assert asked(swarm) == [2, 4, 6]
     assert [(event.step, event.bytes) for event in told(swarm)] == [(2, 16), (4, 16), (6, 16)]
-    assert kept(swarm) == [(4,), (6,)]
+    assert kept(swarm) == [(4,), (6,), ()]
 
 
 def test_the_first_one_shows_what_it_costs_and_the_next_follows_when_it_pays() -> None:

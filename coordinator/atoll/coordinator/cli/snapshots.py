@@ -51,7 +51,7 @@ def as_line(row: SnapshotRow) -> str:
 def lines(rows: list[SnapshotRow], now: float) -> list[str]:
     """A table for people, at ``now`` (the time of day)."""
     if not rows:
-        return ["no snapshot was taken yet"]
+        return ["no snapshot is kept"]
     return formatting.table([COLUMNS, *(_cells(row, now) for row in rows)])
 
 

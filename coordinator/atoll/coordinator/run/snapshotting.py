@@ -164,7 +164,7 @@ class Snapshotting:
         if every is not None:
             return step % every == 0
         # Where disks are full, or peers have none, trying again and again would only fill logs.
-        patience = 2 ** min(self._num_failed, MOST_DOUBLINGS)
+        patience = 1 << min(self._num_failed, MOST_DOUBLINGS)
         return step - self._last >= patience * self._cadence.steps(step_seconds)
 
     def _add(self, peer: PeerId, part: Part) -> None:

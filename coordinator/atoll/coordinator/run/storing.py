@@ -9,7 +9,7 @@ from atoll.coordinator.events import FinishedEvent
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import StepCycle
 from atoll.coordinator.run.events import PeerStored, StopAsked, StorePurpose, WeightsWritten
-from atoll.coordinator.run.instructions import AskStore, CloseWeights, EndRun
+from atoll.coordinator.run.instructions import AskStore, CloseWeights, EndRun, KeepSnapshots
 from atoll.coordinator.run.states import Phase, RunState
 from atoll.protocol.ids import PeerId
 
@@ -115,4 +115,7 @@ class Storing:
                 weights=weights,
             )
         )
+        if context.snapshots.steps:  # nobody will go back to one any more
+            context.snapshots.dropped(())
+            context.emit(KeepSnapshots(steps=()))
         context.emit(EndRun(finished=True, reason=f"finished after {context.committed} steps"))
