@@ -140,7 +140,6 @@ class Lending(state_pb2_grpc.StateServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         source = await (self._snapshot(request, context) if request.snapshot else self._lent(request, context))
         pacers = pacers_with(self._pacers, request.max_bytes_per_second)
-        chunk_bytes = paced_chunk_bytes(pacers)
         for number, name in enumerate(request.names, start=1):
             try:
                 encoded, digest = await asyncio.to_thread(_prepared, request, source, name)
@@ -148,6 +147,7 @@ class Lending(state_pb2_grpc.StateServicer):
                 await self._refuse(context, grpc.StatusCode.DATA_LOSS, str(error))
             self._chaos.reached("transferring", step=request.step + 1)
             await self._chaos.passable(request.peer)
+            chunk_bytes = paced_chunk_bytes(pacers)  # what the line carries may have been found out meanwhile
             parts = _parts(encoded, number, chunk_bytes, _begin(request, number, encoded), digest)
             spoil = partial(self._chaos.outgoing, key=encoded.key, other=request.peer)
             await self._write(context, source, _spoilt(parts, spoil), pacers)
