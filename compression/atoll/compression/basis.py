@@ -146,11 +146,11 @@ class Covariance:
         return part
 
 
-def widest_block(num_rows: int, width: int) -> int:
+def widest_block(num_rows: int, width: int, dtype: torch.dtype) -> int:
     """Columns of a block of a basis that a message of so many rows may carry, 0 for none.
 
-    Half as many as rows, for its basis is then no more than a byte a value: the message that ships it is little longer than one
-    of 8-bit integers. Blocks of few columns are not worth it.
+    As many as rows, for its basis is then two bytes a value: the message that ships it is little longer than one in half
+    precision. Of a type that is no longer itself, half as many. Blocks of few columns are not worth it.
     """
-    widest = min(WIDEST, width, num_rows // 2)
+    widest = min(WIDEST, width, num_rows if dtype.itemsize > 2 else num_rows // 2)
     return widest if widest >= min(width, _NARROWEST) and width > 1 else 0

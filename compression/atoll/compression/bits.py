@@ -1,4 +1,4 @@
-"""Codes of 2, 3, 4 or 8 bits to bytes and back, with operations on whole tensors.
+"""Codes of 2, 3, 4 or 8 bits, and booleans, to bytes and back, with operations on whole tensors.
 
 A row of codes is cut into as many parts as a word holds codes, and word i takes the i-th code of each part. Words of 2, 4 and 8
 bits' codes are bytes; eight codes of three bits are a word of three bytes.
@@ -6,6 +6,7 @@ bits' codes are bytes; eight codes of three bits are a word of three bytes.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,21 @@ def unpack(packed: Tensor, bits: int, codes: Tensor) -> None:
     for place, part in enumerate(parts):
         shifted = words.bitwise_right_shift(bits * place) if place else words
         part.copy_(shifted if place == len(parts) - 1 else shifted.bitwise_and(mask))
+
+
+def pack_booleans(bits: Tensor) -> Tensor:
+    """Booleans as bits of bytes, the first one the lowest, on their own device."""
+    if bits.device.type == "cpu":
+        return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little"))
+    whole = torch.zeros(-(-len(bits) // 8), 8, dtype=torch.uint8, device=bits.device)
+    whole.view(-1)[: len(bits)] = bits
+    weights = torch.arange(8, device=bits.device)
+    return whole.bitwise_left_shift(weights.to(torch.uint8)).sum(1, dtype=torch.uint8)
+
+
+def unpack_booleans(packed: Tensor, count: int) -> Tensor:
+    """The first ``count`` bits of bytes on the CPU."""
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=count, bitorder="little")).bool()
 
 
 def _triples(packed: Tensor) -> Tensor:

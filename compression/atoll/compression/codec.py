@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from atoll.compression.context import CodecContext
+from atoll.compression.context import CodecContext, Direction
 from atoll.compression.integers import PackedCodec
 from atoll.protocol.messages import EncodedTensor
 from atoll.protocol.tensors import (
@@ -68,8 +68,9 @@ class Codec(Protocol):
         """How many bytes a tensor takes on the wire, in its raw form where the codec declines all tensors of this kind."""
         ...
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """How many bytes a tensor takes in the mean over a run, for predictions; at most :meth:`num_bytes`."""
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
+        """How many bytes a tensor takes in the mean over a run, for predictions; at most :meth:`num_bytes`. ``direction``
+        matters to codecs that spare one of them something."""
         ...
 
     def reset(self) -> None:
@@ -93,7 +94,7 @@ class RawCodec:
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return num_elements(shape) * dtype.itemsize
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
         return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:

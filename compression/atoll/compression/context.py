@@ -29,7 +29,8 @@ def direction(kind: Kind) -> Direction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecContext:
-    """Which tensor is being encoded or decoded: ``edge`` is its name in the message."""
+    """Which tensor is being encoded or decoded: ``edge`` is its name in the message. ``samples`` are those of its microbatch,
+    where they are known."""
 
     edge: str
     direction: Direction = Direction.FORWARD
@@ -37,16 +38,17 @@ class CodecContext:
     step: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
     microbatch: MicrobatchIndex = MicrobatchIndex(0)  # noqa: RUF009
     evaluation: bool = False
+    samples: tuple[int, ...] = ()
 
     @property
     def seed(self) -> int:
-        """64 bits that change with each of the fields."""
+        """64 bits that change with each of the fields but the samples, which follow from the step and the microbatch."""
         phase = "evaluation" if self.evaluation else "training"
         text = f"{self.run_seed}/{phase}/{self.step}/{self.microbatch}/{self.direction}/{self.edge}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def context_of(key: MessageKey, edge: str, run_seed: int) -> CodecContext:
+def context_of(key: MessageKey, edge: str, run_seed: int, samples: tuple[int, ...] = ()) -> CodecContext:
     """The context of the tensor ``edge`` in the message ``key``."""
     return CodecContext(
         edge=edge,
@@ -55,4 +57,5 @@ def context_of(key: MessageKey, edge: str, run_seed: int) -> CodecContext:
         step=key.step,
         microbatch=key.microbatch,
         evaluation=key.evaluation,
+        samples=samples,
     )

@@ -42,7 +42,7 @@ class Dither:
 
     def windows(self, first: int, end: int, device: torch.device) -> Tensor:
         """Several windows, one after the other."""
-        starts = torch.tensor(self._places[first:end], device=device).unsqueeze(1)
+        starts = torch.tensor(self._places[first:end]).to(device).unsqueeze(1)
         return self._table.to(device)[starts + torch.arange(WINDOW, device=device)].reshape(-1)
 
 

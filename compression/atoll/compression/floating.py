@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.compression.context import CodecContext
+from atoll.compression.context import CodecContext, Direction
 from atoll.protocol.errors import WireError
 from atoll.protocol.tensors import Buffer, num_elements, tensor_from_bytes, tensor_to_bytes
 
@@ -38,7 +38,7 @@ class CastCodec:
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return num_elements(shape) * (self._wire.itemsize if self._shortens(dtype) else dtype.itemsize)
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
         return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.compression.context import CodecContext
+from atoll.compression.bits import pack_booleans, unpack_booleans
+from atoll.compression.context import CodecContext, Direction
 from atoll.protocol.errors import WireError
 from atoll.protocol.tensors import Buffer, allocate, num_elements, tensor_from_bytes
 
@@ -30,7 +30,7 @@ class PackedCodec:
     def encode(self, tensor: Tensor, context: CodecContext) -> Buffer | None:
         if not _is_integral(tensor.dtype) or tensor.numel() == 0:
             return None
-        words = _to_words(tensor.detach().cpu().reshape(-1))
+        words = _to_words(tensor.detach().reshape(-1))
         smallest, largest = (int(value) for value in torch.aminmax(words))
         bits = _bits_for(largest - smallest)
         num_bytes = _num_bytes(words.numel(), bits)
@@ -38,8 +38,7 @@ class PackedCodec:
             return None
         data = allocate(num_bytes)
         _HEADER.pack_into(data, 0, bits, smallest)
-        body = torch.frombuffer(data, dtype=torch.uint8)[_HEADER.size :]
-        _pack(words.sub_(smallest), bits, body)
+        torch.frombuffer(data, dtype=torch.uint8)[_HEADER.size :].copy_(_packed(words.sub_(smallest), bits))
         return data
 
     def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...], context: CodecContext) -> Tensor:
@@ -56,7 +55,7 @@ class PackedCodec:
         """That of raw: the values decide how much shorter it gets."""
         return num_elements(shape) * dtype.itemsize
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
         return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:
@@ -87,11 +86,10 @@ def _from_words(words: Tensor, dtype: torch.dtype) -> Tensor:
     return words.view(dtype) if dtype is torch.uint64 else words.to(dtype)
 
 
-def _pack(words: Tensor, bits: int, body: Tensor) -> None:
-    if bits > 1:
-        body.view(-1, bits // 8).copy_(words.view(torch.uint8).view(-1, _WORD_BYTES)[:, : bits // 8])
-        return
-    body.copy_(torch.from_numpy(np.packbits(words.numpy(), bitorder="little")))
+def _packed(words: Tensor, bits: int) -> Tensor:
+    if bits == 1:
+        return pack_booleans(words.bool())
+    return words.view(torch.uint8).view(-1, _WORD_BYTES)[:, : bits // 8].reshape(-1)
 
 
 def _unpack(body: Tensor, bits: int, count: int) -> Tensor:
@@ -99,4 +97,4 @@ def _unpack(body: Tensor, bits: int, count: int) -> Tensor:
         words = torch.zeros(count, _WORD_BYTES, dtype=torch.uint8)
         words[:, : bits // 8] = body.view(-1, bits // 8)
         return words.view(torch.int64).reshape(-1)
-    return torch.from_numpy(np.unpackbits(body.numpy(), count=count, bitorder="little")).to(torch.int64)
+    return unpack_booleans(body, count).to(torch.int64)

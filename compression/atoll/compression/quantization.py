@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from atoll.compression import dither
 from atoll.compression.bits import pack, unpack
-from atoll.compression.context import CodecContext
+from atoll.compression.context import CodecContext, Direction
 from atoll.protocol.errors import WireError
 from atoll.protocol.tensors import Buffer, num_elements, tensor_from_bytes
 
@@ -121,7 +121,7 @@ class BlockCodec:
         count = num_elements(shape)
         return self._format.num_bytes(count) if self._shortens(shape, dtype) else count * dtype.itemsize
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
         return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:

@@ -14,10 +14,12 @@ _LARGEST_CHANGE = 2.0
 
 
 class StepControl:
-    """Finds the step, as a fraction of the tensor's root mean square, from what the message before took."""
+    """Finds the step, as a fraction of the tensor's root mean square, from what the message before took: the one that takes so
+    many bits, or a finer one where that would lose more than ``most_error``, a relative squared error."""
 
-    def __init__(self, bits: float, *, dithered: bool) -> None:
+    def __init__(self, bits: float, *, dithered: bool, most_error: float = math.inf) -> None:
         self._bits = bits
+        self._most_error = most_error
         self._coarsest = _SLACK * _bisected(lambda step: _entropy_of_normal(step, dithered), bits)
         self.step: float | None = None
 
@@ -26,18 +28,26 @@ class StepControl:
         self.step = self._within(_step_of_normal(variances, self._bits))
         return self.step
 
-    def learn(self, bits: float) -> None:
-        """Moves the step by what a tensor took with it. A bit more or less is a factor of two, or less than that where many
-        components are below the step."""
+    def learn(self, bits: float, error: float) -> None:
+        """Moves the step by what a tensor took with it, and lost. A bit more or less is a factor of two, or less than that
+        where many components are below the step."""
         assert self.step is not None
-        self.step = self._within(self.step * min(_LARGEST_CHANGE, max(1.0 / _LARGEST_CHANGE, 2.0 ** (bits - self._bits))))
+        self.step = self._within(self.step * min(_LARGEST_CHANGE, max(1.0 / _LARGEST_CHANGE, self._change(bits, error))))
 
-    def misses(self, bits: float, tolerance: float) -> bool:
-        """Whether so many bits are off the target by more than this fraction, and another step could do better."""
+    def misses(self, bits: float, error: float, tolerance: float) -> bool:
+        """Whether so many bits and such an error are off what was asked for by more than this fraction, and another step could
+        do better."""
         assert self.step is not None
-        if bits > self._bits:
-            return bits > (1 + tolerance) * self._bits and self.step < self._coarsest
+        if error > (1 + tolerance) * self._most_error:
+            return self.step > _FINEST
+        if bits > (1 + tolerance) * self._bits:
+            return error < (1 - tolerance) * self._most_error and self.step < self._coarsest
         return bits < (1 - tolerance) * self._bits and self.step > _FINEST
+
+    def _change(self, bits: float, error: float) -> float:
+        """Factor of the step: what the bits ask for, or a finer one where the error does."""
+        by_bits: float = 2.0 ** (bits - self._bits)
+        return by_bits if error == 0.0 else min(by_bits, math.sqrt(self._most_error / error))
 
     def _within(self, step: float) -> float:
         return min(self._coarsest, max(_FINEST, step))

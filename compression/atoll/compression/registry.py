@@ -7,6 +7,7 @@ message of a newer generation makes each end begin anew, whatever became of the 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -14,45 +15,68 @@ from torch import Tensor
 
 from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tensor
 from atoll.compression.context import CodecContext, Direction, context_of, direction
+from atoll.compression.delta import DeltaCodec
 from atoll.compression.floating import CastCodec
 from atoll.compression.integers import PackedCodec
+from atoll.compression.masks import Masks
 from atoll.compression.quantization import BlockCodec
+from atoll.compression.sparsity import SparseCodec, TopKCodec
 from atoll.compression.transform import TransformCodec
 from atoll.protocol.errors import WireError
 from atoll.protocol.ids import Generation
-from atoll.protocol.messages import EncodedMessage, EncodedTensor, Message, MessageKey
+from atoll.protocol.messages import EncodedMessage, EncodedTensor, Kind, Message, MessageKey
+from atoll.protocol.samples import samples_of, without_samples
 
 _logger = logging.getLogger(__name__)
 
-_MAKERS: Mapping[str, Callable[[], Codec]] = {
-    "raw": RawCodec,
-    "fp32": lambda: CastCodec("fp32", torch.float32),
-    "bf16": lambda: CastCodec("bf16", torch.bfloat16),
-    "fp16": lambda: CastCodec("fp16", torch.float16),
-    "int8": lambda: BlockCodec("int8", bits=8, block=64, rotated=False),
-    "int4": lambda: BlockCodec("int4", bits=4, block=64, rotated=True),
-    "int3": lambda: BlockCodec("int3", bits=3, block=64, rotated=True),
-    "int2": lambda: BlockCodec("int2", bits=2, block=64, rotated=True),
-    "transform": lambda: TransformCodec("transform", bits=2.0),
-    "transform-1.5": lambda: TransformCodec("transform-1.5", bits=1.5),
-    "transform-1": lambda: TransformCodec("transform-1", bits=1.0),
-    "transform-0.5": lambda: TransformCodec("transform-0.5", bits=0.5),
-    "packed": PackedCodec,
+_MAKERS: Mapping[str, Callable[[Masks], Codec]] = {
+    "raw": lambda _: RawCodec(),
+    "fp32": lambda _: CastCodec("fp32", torch.float32),
+    "bf16": lambda _: CastCodec("bf16", torch.bfloat16),
+    "fp16": lambda _: CastCodec("fp16", torch.float16),
+    "int8": lambda _: BlockCodec("int8", bits=8, block=64, rotated=False),
+    "int4": lambda _: BlockCodec("int4", bits=4, block=64, rotated=True),
+    "int3": lambda _: BlockCodec("int3", bits=3, block=64, rotated=True),
+    "int2": lambda _: BlockCodec("int2", bits=2, block=64, rotated=True),
+    "transform": lambda _: TransformCodec("transform", bits=2.0, most_error=0.01),
+    "transform-1.5": lambda _: TransformCodec("transform-1.5", bits=1.5),
+    "transform-1": lambda _: TransformCodec("transform-1", bits=1.0),
+    "transform-0.5": lambda _: TransformCodec("transform-0.5", bits=0.5),
+    "topk-10": lambda masks: TopKCodec("topk-10", share=0.1, masks=masks),
+    "topk-1": lambda masks: TopKCodec("topk-1", share=0.01, masks=masks),
+    "delta-4": lambda _: DeltaCodec("delta-4", bits=4),
+    "delta-2": lambda _: DeltaCodec("delta-2", bits=2),
+    "packed": lambda _: PackedCodec(),
 }
+_SPARSE = re.compile(r"sparse-([1-9]\d{0,5}(?:\.\d{1,3})?)")  # what AdaTopK gives a link: one element in so many
+_BY_SAMPLE = ("delta-4", "delta-2")
+"""Those to which it matters which samples a tensor is of."""
 _LOSSLESS = (RawCodec.name, PackedCodec.name)
 
 
 def codec_names() -> tuple[str, ...]:
-    """Every name that :func:`codec` knows."""
+    """Every name that :func:`codec` knows, but for those that hold a number of the link's own (``sparse-300``)."""
     return tuple(_MAKERS)
 
 
-def codec(name: str) -> Codec:
-    """A new codec of this name; raises WireError for an unknown one."""
-    try:
-        return _MAKERS[name]()
-    except KeyError:
-        raise WireError(f"unknown codec {name!r}; known are {', '.join(_MAKERS)}") from None
+def is_codec(name: str) -> bool:
+    """Whether :func:`codec` knows it."""
+    return name in _MAKERS or _SPARSE.fullmatch(name) is not None
+
+
+def sparse_name(ratio: float) -> str:
+    """The codec that sends one element in ``ratio``; raw where that is all."""
+    return f"sparse-{ratio:.3f}".rstrip("0").rstrip(".") if ratio > 1.0 else RawCodec.name
+
+
+def codec(name: str, masks: Masks | None = None) -> Codec:
+    """A new codec of this name; raises WireError for an unknown one. Those that share ``masks`` are of one end of a link."""
+    if name in _MAKERS:
+        return _MAKERS[name](masks if masks is not None else Masks())
+    numbered = _SPARSE.fullmatch(name)
+    if numbered is None:
+        raise WireError(f"unknown codec {name!r}; known are {', '.join(_MAKERS)}")
+    return SparseCodec(name, ratio=float(numbered[1]))
 
 
 class MessageCoder:
@@ -62,6 +86,7 @@ class MessageCoder:
         self._run_seed = run_seed
         self._stateless: dict[str, Codec] = {RawCodec.name: RawCodec()}
         self._with_state: dict[tuple[str, str, Direction], Codec] = {}
+        self._masks = Masks()
         self._generation = Generation(0)
 
     def encode(self, message: Message, codec_name: str = RawCodec.name) -> EncodedMessage:
@@ -69,14 +94,14 @@ class MessageCoder:
         self._begin(message.key.generation)
         return EncodedMessage(
             key=message.key,
-            tensors=tuple(self._encode(message.key, name, tensor, codec_name) for name, tensor in message.tensors),
-            numbers=message.numbers,
+            tensors=tuple(self._encode(message, name, tensor, codec_name) for name, tensor in message.tensors),
+            numbers=_numbers(message, codec_name),
         ).sealed()
 
     def decode(self, encoded: EncodedMessage) -> Message:
         """The message's tensors, raw ones over the received memory itself. Raises WireError for what cannot be decoded."""
         self._begin(encoded.key.generation)
-        tensors = tuple((tensor.name, self._decode(encoded.key, tensor)) for tensor in encoded.tensors)
+        tensors = tuple((tensor.name, self._decode(encoded, tensor)) for tensor in encoded.tensors)
         return Message(key=encoded.key, tensors=tensors, numbers=encoded.numbers)
 
     def lossy(self, message: Message, encoded: EncodedMessage) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -84,36 +109,44 @@ class MessageCoder:
         decoding, so ask for a sample of the messages."""
         for (_, original), tensor in zip(message.tensors, encoded.tensors, strict=True):
             if tensor.codec not in _LOSSLESS:
-                yield tensor.name, original, self._decode(message.key, tensor)
+                yield tensor.name, original, self._decode(encoded, tensor)
 
     def _begin(self, generation: Generation) -> None:
         if generation > self._generation:
             self._generation = generation
+            self._masks.clear()
             for stateful in self._with_state.values():
                 stateful.reset()
             if self._with_state:
                 _logger.info("generation %d: %d codecs forget what they learned", generation, len(self._with_state))
 
-    def _encode(self, key: MessageKey, name: str, tensor: Tensor, codec_name: str) -> EncodedTensor:
-        return encode_tensor(name, tensor, self._codec(codec_name, key, name), self._context(key, name))
+    def _encode(self, message: Message, name: str, tensor: Tensor, codec_name: str) -> EncodedTensor:
+        return encode_tensor(name, tensor, self._codec(codec_name, message.key, name), self._context(message, name))
 
-    def _decode(self, key: MessageKey, tensor: EncodedTensor) -> Tensor:
-        return decode_tensor(tensor, self._codec(tensor.codec, key, tensor.name), self._context(key, tensor.name))
+    def _decode(self, message: EncodedMessage, tensor: EncodedTensor) -> Tensor:
+        return decode_tensor(tensor, self._codec(tensor.codec, message.key, tensor.name), self._context(message, tensor.name))
 
-    def _context(self, key: MessageKey, edge: str) -> CodecContext:
-        return context_of(key, edge, self._run_seed)
+    def _context(self, message: Message | EncodedMessage, edge: str) -> CodecContext:
+        return context_of(message.key, edge, self._run_seed, samples_of(message.numbers))
 
     def _codec(self, name: str, key: MessageKey, edge: str) -> Codec:
         place = (name, edge, direction(key.kind))
         current = key.generation == self._generation  # a straggler of an older one must not touch the state
         found = self._stateless.get(name) or (self._with_state.get(place) if current else None)
         if found is None:
-            found = codec(name)
+            found = codec(name, self._masks if current else None)
             if not found.has_state:
-                self._stateless[name] = found
+                if name in _MAKERS:  # a neighbour may name no end of the others
+                    self._stateless[name] = found
             elif current:
                 self._with_state[place] = found
         return found
+
+
+def _numbers(message: Message, codec_name: str) -> Mapping[str, float]:
+    """What is sent of the numbers: activations name their samples to those codecs alone to which it matters."""
+    told = message.key.kind is not Kind.ACTIVATION or codec_name in _BY_SAMPLE
+    return message.numbers if told else without_samples(message.numbers)
 
 
 def encode_message(message: Message, codec_name: str = RawCodec.name) -> EncodedMessage:

@@ -22,18 +22,18 @@ import math
 import struct
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.compression import dither
 from atoll.compression.basis import Basis, Covariance, basis_bytes, widest_block
+from atoll.compression.bits import pack_booleans, unpack_booleans
 from atoll.compression.context import CodecContext, Direction
 from atoll.compression.quantization import BlockCodec
 from atoll.compression.rate import StepControl
 from atoll.compression.symbols import LARGEST_SYMBOL, SymbolCoder, most_bytes
 from atoll.protocol.errors import MissingState, WireError
-from atoll.protocol.tensors import Buffer, num_elements
+from atoll.protocol.tensors import Buffer, num_elements, tensor_to_bytes
 
 SMALLEST = 1024
 """Elements below which headers and tables are no small part of the message."""
@@ -41,8 +41,10 @@ SMALLEST = 1024
 _HEADER = struct.Struct("<BHIf")  # flags, columns of a block of the basis, its version, step
 _INTEGERS, _ZEROS, _MASK, _BASIS, _DITHERED = 1, 2, 4, 8, 16
 _REFRESH_MESSAGES = 20  # a covariance of 10 messages' memory has changed by then
-_REFRESH_PAYLOAD = 16  # bytes of symbols for a byte of basis: bases take 6 % at most
+_REFRESH_PAYLOAD = 16  # bytes of symbols for a byte of basis: bases take 6 % at most in the long run
+_YOUNG_MESSAGES = 2  # a first basis is soon old: the second comes after so many, the next when there are about twice as many
 _OVERRUN = 1.3  # of the bits asked for, at most: a later message makes up for it
+_MOST_BITS = 5.0  # where the error is bounded: 1 % takes normal numbers 3.6 bits
 _UNBIASED = (Direction.BACKWARD,)  # where rounding is dithered
 _KEPT_BASES = 4  # a message may be as many versions late, having been damaged on the way
 _LARGEST = 2.0**100  # magnitudes above, or a largest one below its inverse, travel raw: squares and steps stay finite
@@ -61,40 +63,45 @@ class _Payload:
 class _Sender:
     """The sender's state for tensors of one width."""
 
-    def __init__(self, width: int, bits: float, *, dithered: bool) -> None:
+    def __init__(self, width: int, control: StepControl) -> None:
         self.width = width
         self.covariance = Covariance(width)
-        self.control = StepControl(bits, dithered=dithered)
+        self.control = control
         self.basis: Basis | None = None
+        self._before = 0  # messages before the present basis, and since
         self._messages = 0
         self._payload = 0
 
-    def renewed(self, version: int, num_rows: int) -> Basis | None:
+    def renewed(self, version: int, num_rows: int, dtype: torch.dtype) -> Basis | None:
         """A new basis, if it is time for one and a message of so many rows may carry it."""
-        widest = widest_block(num_rows, self.width)
+        widest = widest_block(num_rows, self.width, dtype)
         if not widest:
             return None
-        enough = self._messages >= _REFRESH_MESSAGES and self._payload >= _REFRESH_PAYLOAD * basis_bytes(self.width, widest)
-        return self.covariance.basis(version, widest) if self.basis is None or enough else None
+        paid = self._messages >= _REFRESH_MESSAGES and self._payload >= _REFRESH_PAYLOAD * basis_bytes(self.width, widest)
+        young = self._messages >= self._before + _YOUNG_MESSAGES
+        return self.covariance.basis(version, widest) if self.basis is None or paid or young else None
 
     def sent(self, num_bytes: int, fresh: Basis | None) -> None:
         """Counts a message, which carried ``fresh``."""
         if fresh is not None:
+            self._before += self._messages
             self.basis, self._messages, self._payload = fresh, 0, 0
         self._messages += 1
         self._payload += num_bytes
 
 
 class TransformCodec:
-    """``bits`` a value, without bases. Declines what is not real floating point, tensors that it would not make shorter, and
+    """``bits`` a value, without bases; more for activations that would lose more than ``most_error`` of their squared norm, as
+    they do while the weights are new. Declines what is not real floating point, tensors that it would not make shorter, and
     tensors with an infinity, a NaN, or magnitudes above 1e30 or all below 1e-30."""
 
     has_state = True
     fixed_rate = False
 
-    def __init__(self, name: str, *, bits: float) -> None:
+    def __init__(self, name: str, *, bits: float, most_error: float = math.inf) -> None:
         self.name = name
         self._bits = bits
+        self._most_error = most_error
         self._integers = BlockCodec("int8", bits=8, block=64, rotated=False)
         self._symbols = SymbolCoder()
         self._sender: _Sender | None = None
@@ -117,9 +124,8 @@ class TransformCodec:
             return None
         mask = heights > 0
         if bool(mask.all()):
-            return self._encode_rows(rows, context, 0, b"")
-        bitmap = np.packbits(mask.cpu().numpy(), bitorder="little")
-        return self._encode_rows(rows[mask], context, _MASK, bitmap.tobytes())
+            return self._encode_rows(rows, tensor.dtype, context, 0, b"")
+        return self._encode_rows(rows[mask], tensor.dtype, context, _MASK, bytes(tensor_to_bytes(pack_booleans(mask))))
 
     def decode(self, data: Buffer, dtype: torch.dtype, shape: tuple[int, ...], context: CodecContext) -> Tensor:
         view = memoryview(data).cast("B")
@@ -161,16 +167,19 @@ class TransformCodec:
         if count < SMALLEST:
             return min(raw, _HEADER.size + self._integers.num_bytes(shape, dtype))
         rows, width = count // shape[-1], shape[-1]
-        widest = widest_block(rows, width)
+        widest = widest_block(rows, width, dtype)
         basis = basis_bytes(width, widest) if widest else 0
         return min(raw, self._most_payload(count) + _HEADER.size + -(-rows // 8) + basis)
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """The bits asked for, and as much for bases as they may take."""
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
+        """The bits asked for, and a basis as often as there is a new one."""
         count, most = num_elements(shape), self.num_bytes(shape, dtype)
         if count < SMALLEST or not self._shortens(shape, dtype):
             return most
-        return min(most, _HEADER.size + int(self._bits * count / 8 * (1 + 1 / _REFRESH_PAYLOAD)))
+        payload, widest = self._bits * count / 8, widest_block(count // shape[-1], shape[-1], dtype)
+        basis = basis_bytes(shape[-1], widest) if widest else 0
+        messages = max(_REFRESH_MESSAGES, _REFRESH_PAYLOAD * basis / payload)
+        return min(most, _HEADER.size + int(payload + basis / messages))
 
     def reset(self) -> None:
         self._sender = None
@@ -181,17 +190,20 @@ class TransformCodec:
         return self.num_bytes(shape, dtype) < num_elements(shape) * dtype.itemsize
 
     def _most_payload(self, count: int) -> int:
-        return int(_OVERRUN * self._bits * count / 8) + most_bytes(count)
+        bits = _OVERRUN * self._bits if self._most_error == math.inf else max(_MOST_BITS, _OVERRUN * self._bits)
+        return int(bits * count / 8) + most_bytes(count)
 
-    def _encode_rows(self, rows: Tensor, context: CodecContext, flags: int, bitmap: bytes) -> Buffer | None:
+    def _encode_rows(self, rows: Tensor, dtype: torch.dtype, context: CodecContext, flags: int, bitmap: bytes) -> Buffer | None:
         dithered = context.direction in _UNBIASED
         sender = self._sender
         if sender is None or sender.width != rows.shape[1]:
-            sender = self._sender = _Sender(rows.shape[1], self._bits, dithered=dithered)
+            most_error = math.inf if dithered else self._most_error
+            sender = _Sender(rows.shape[1], StepControl(self._bits, dithered=dithered, most_error=most_error))
+            self._sender = sender
         size = _root_mean_square(rows)
         normal = rows / size
         sender.covariance.add(normal)
-        fresh = sender.renewed(self._version + 1, len(rows))
+        fresh = sender.renewed(self._version + 1, len(rows), dtype)
         basis = fresh or sender.basis
         components = basis.analyse(normal) if basis else normal.t().contiguous()
         payload = self._quantise(sender.control, components, context.seed if dithered else None)
@@ -215,14 +227,16 @@ class TransformCodec:
             assert control.step is not None
             step = control.step
             torch.mul(components.view(-1), 1.0 / step, out=symbols)
+            error = 0.0
             if seed is not None:
                 _dithered(symbols, seed, 1.0, 0.5).floor_()
             else:
-                symbols.round_()
-            payload = _Payload(self._symbols.encode(symbols.clamp_(-LARGEST_SYMBOL, LARGEST_SYMBOL).cpu()), step)
+                scaled = symbols.clone()
+                error = float(scaled.sub_(symbols.round_()).square_().mean()) * step**2
+            payload = _Payload(self._symbols.encode(_on_the_cpu(symbols.clamp_(-LARGEST_SYMBOL, LARGEST_SYMBOL))), step)
             bits = 8 * len(payload.data) / symbols.numel()
-            off = control.misses(bits, _FIRST_TOLERANCE if first else _TOLERANCE)
-            control.learn(bits)
+            off = control.misses(bits, error, _FIRST_TOLERANCE if first else _TOLERANCE)
+            control.learn(bits, error)
             if not off:
                 break
         return payload
@@ -251,6 +265,14 @@ def _root_mean_square(rows: Tensor) -> float:
     return scale * max(2.0**-20, float(torch.linalg.vector_norm(rows / scale)) / math.sqrt(rows.numel()))
 
 
+def _on_the_cpu(symbols: Tensor) -> Tensor:
+    """Entropy coding is the processor's work; symbols go there in a byte each where they are as small as nearly all are."""
+    if symbols.device.type == "cpu":
+        return symbols
+    small = float(symbols.abs().amax()) <= torch.iinfo(torch.int8).max
+    return symbols.to(torch.int8 if small else torch.int32).cpu().float()
+
+
 def _dithered(values: Tensor, seed: int, sign: float, shift: float) -> Tensor:
     """Adds the dither times ``sign``, and ``shift``."""
     num_windows = -(-values.numel() // dither.WINDOW)
@@ -269,8 +291,7 @@ def _read_mask(data: memoryview, num_rows: int, flags: int) -> tuple[Tensor | No
     num_bytes = -(-num_rows // 8)
     if data.nbytes < num_bytes:
         raise WireError(f"{data.nbytes} bytes cannot hold a mask of {num_rows} rows")
-    bits = np.unpackbits(np.frombuffer(data[:num_bytes], np.uint8), count=num_rows, bitorder="little")
-    mask = torch.from_numpy(bits).bool()
+    mask = unpack_booleans(torch.frombuffer(bytearray(data[:num_bytes]), dtype=torch.uint8), num_rows)
     if not bool(mask.any()):
         raise WireError("a mask of no rows")
     return mask, data[num_bytes:]

@@ -22,6 +22,7 @@ from atoll.protocol.errors import RunFailed
 from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.ids import Generation, PeerId, StageIndex
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
+from atoll.protocol.samples import sample_numbers
 
 COORDINATOR_STAGE = StageIndex(0)
 """What a batch has as its source; a stage's number only matters between stages."""
@@ -126,6 +127,8 @@ def encode(
     numbers = {"scale": microbatch.weight / total_weight}
     for symbol, size in _sizes(graph, microbatch.inputs).items():
         numbers[f"size:{symbol}"] = float(size)
+    if not request.evaluation:
+        numbers |= sample_numbers(microbatch.sample_ids)
     encoded = []
     for route in routes:
         key = MessageKey(

@@ -17,11 +17,12 @@ from statistics import median
 from atoll.compression.context import Direction
 from atoll.compression.policy import CodecPolicy, Demand, Pace, Rung, first_choices
 from atoll.coordinator.observed import Observed
-from atoll.coordinator.planning.codecs import codec_between, codecs_allowed, coding_shares, link_rate
+from atoll.coordinator.planning.codecs import adaptive_codecs, codec_between, codecs_allowed, coding_shares, link_rate
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.instructions import WriteCommit
+from atoll.protocol.codec_names import ADAPTIVE
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import PeerId, StepNumber
 from atoll.protocol.job import Compression
@@ -93,6 +94,11 @@ class CodecChoices:
             Direction.FORWARD: codecs_allowed(compression.forward, compression),
             Direction.BACKWARD: codecs_allowed(compression.backward, compression),
         }
+        self._adaptive = {
+            way
+            for way, name in ((Direction.FORWARD, compression.forward), (Direction.BACKWARD, compression.backward))
+            if name == ADAPTIVE
+        }
         self._observed = observed
         self._policy: CodecPolicy[Ends] = CodecPolicy()
         self._edges: dict[Ends, _Edge] = {}
@@ -121,7 +127,7 @@ class CodecChoices:
         self._seconds.clear()
         self._warm = False
         planned = {(link.source, link.target): link.codec for link in plan.links}
-        rungs = {ends: edge.rungs(self._names[edge.direction]) for ends, edge in self._edges.items()}
+        rungs = {ends: edge.rungs(names) for (ends, edge), names in zip(self._edges.items(), self._allowed(), strict=True)}
         computing = [stage.microbatch_seconds for stage in plan.stages]
         pace = Pace(
             microbatch_seconds=max(computing),
@@ -137,6 +143,17 @@ class CodecChoices:
             CodecChange(step=next_step, source=ends[0], target=ends[1], codec=codec, reason="the plan's choice")
             for ends, codec in self._policy.codecs.items()
         )
+
+    def _allowed(self) -> list[tuple[str, ...]]:
+        """The codecs that each link may use."""
+        if not self._adaptive:
+            return [self._names[edge.direction] for edge in self._edges.values()]
+        demands = {ends: self._demand(ends) for ends in self._edges}
+        adaptive = adaptive_codecs({ends: demand.raw_bytes / demand.bytes_per_second for ends, demand in demands.items()})
+        return [
+            (adaptive[ends],) if edge.direction in self._adaptive else self._names[edge.direction]
+            for ends, edge in self._edges.items()
+        ]
 
     def carried(self, uses: Iterable[session_pb2.LinkUse]) -> None:
         """What peers report of the links of the plan."""

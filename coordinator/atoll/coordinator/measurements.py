@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from atoll.compression.context import Direction
-from atoll.compression.registry import codec_names
+from atoll.compression.registry import is_codec
 from atoll.coordinator.codec_choices import CodecChoices
 from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
 from atoll.coordinator.observed import Observed
@@ -71,7 +71,7 @@ class Measurements:
     def _is_ours(self, peer: PeerId, use: session_pb2.LinkUse) -> bool:
         """Whether it is one of the plan's links; a peer must not fill our memory with names of its own."""
         known = self._plan is not None and use.target in self._plan.peers
-        return known and use.source == peer and use.direction in list(Direction) and use.codec in codec_names()
+        return known and use.source == peer and use.direction in list(Direction) and is_codec(use.codec)
 
     def bytes_sent(self, peer: PeerId) -> int:
         """What the peer has sent over its links in all."""

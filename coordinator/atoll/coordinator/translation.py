@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from atoll.compression.policy import Rung
-from atoll.compression.registry import codec_names
+from atoll.compression.registry import is_codec
 from atoll.coordinator.membership import Introduction
 from atoll.coordinator.run.events import (
     FaultKind,
@@ -63,7 +63,7 @@ def introduction(join: session_pb2.Join) -> Introduction:
 def _is_possible(speed: session_pb2.CodecSpeed) -> bool:
     """Whether it is about a codec of ours, with numbers that can be."""
     numbers = (speed.encode_bytes_per_second, speed.decode_bytes_per_second, speed.ratio)
-    return speed.codec in codec_names() and speed.ratio <= 1.0 and all(number > 0.0 for number in numbers)
+    return is_codec(speed.codec) and speed.ratio <= 1.0 and all(number > 0.0 for number in numbers)
 
 
 def _rung(speed: session_pb2.CodecSpeed) -> Rung:

@@ -19,6 +19,7 @@ from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageKey
+from atoll.protocol.samples import sample_numbers, samples_of
 
 _NEED_OF_KIND = {Kind.BATCH: Need.BATCH, Kind.ACTIVATION: Need.ACTIVATION, Kind.GRADIENT: Need.GRADIENT}
 _KIND_OF_NEED = {need: kind for kind, need in _NEED_OF_KIND.items()}
@@ -167,7 +168,7 @@ class StepRun:
         if not self.start.evaluation:
             self._bindings[index] = bindings
         for target in sorted(boundaries.activation_targets):
-            self._send(Kind.ACTIVATION, index, target, boundaries.activation(target, result.sends))
+            self._send(Kind.ACTIVATION, index, target, boundaries.activation(target, result.sends), samples_of(batch.numbers))
         if result.loss is not None:
             self._losses.append(MicrobatchLoss(microbatch=index, loss=result.loss, metrics=dict(result.metrics)))
 
@@ -247,9 +248,11 @@ class StepRun:
             self._with.notify(Consumed(sender=sender, key=key))
         return found
 
-    def _send(self, kind: Kind, index: MicrobatchIndex, target: StageIndex, tensors: NamedTensors) -> None:
+    def _send(
+        self, kind: Kind, index: MicrobatchIndex, target: StageIndex, tensors: NamedTensors, samples: tuple[int, ...] = ()
+    ) -> None:
         key = self._key(kind, index, self._with.boundaries.stage, target)
-        self._with.send(self._with.peers[target], Message(key=key, tensors=tensors, numbers={}))
+        self._with.send(self._with.peers[target], Message(key=key, tensors=tensors, numbers=sample_numbers(samples)))
 
 
 def bindings_of(numbers: Mapping[str, float]) -> dict[str, int]:

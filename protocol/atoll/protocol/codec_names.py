@@ -7,3 +7,9 @@ LADDER = ("raw", "bf16", "int8", "transform", "transform-1.5", "int4", "transfor
 first."""
 LAST_BY_ITSELF = "int4"
 """Those that follow are used only where a job asks for them, for what they cost shows in the loss of many models."""
+OTHERS = ("fp32", "fp16", "topk-10", "topk-1", "delta-4", "delta-2")
+"""Those that a job may name and nobody chooses by himself: baselines, and what suits some jobs alone."""
+ADAPTIVE = "adatopk"
+"""No codec but a rule, FusionLLM's, which gives each link one: the slowest sends the fewest elements."""
+ADAPTIVE_RATIO = 100.0
+"""The slowest link sends the bytes of a tensor divided by this."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from atoll.protocol.codec_names import LADDER
+from atoll.protocol.codec_names import ADAPTIVE, LADDER, OTHERS
 from atoll.protocol.errors import JobError
 from atoll.protocol.job_data import DataSection
 from atoll.protocol.job_errors import WrongValue, job_error, listed, show, suggestion
@@ -23,7 +23,7 @@ from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
 
 COLOURS = 3  # channels of the images that the built-in ResNet takes
-CODECS = ("auto", *LADDER, "fp32", "fp16")
+CODECS = ("auto", *LADDER, *OTHERS, ADAPTIVE)
 
 
 class OptimizerSection(Section):

@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.compression import registry
 from atoll.compression.codec import error_and_norm
 from atoll.compression.context import CodecContext, Direction, context_of
+from atoll.compression.masks import Masks
 from atoll.compression.registry import MessageCoder, codec, decode_message, encode_message, is_raw
 from atoll.protocol.errors import WireError
 from atoll.protocol.ids import StageIndex
@@ -44,7 +45,7 @@ class Difference:
     def num_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         return torch.Size(shape).numel() * dtype.itemsize
 
-    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def mean_bytes(self, shape: tuple[int, ...], dtype: torch.dtype, direction: Direction = Direction.FORWARD) -> int:
         return self.num_bytes(shape, dtype)
 
     def reset(self) -> None:
@@ -53,7 +54,7 @@ class Difference:
 
 @pytest.fixture
 def with_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MAKERS", {**registry._MAKERS, "difference": Difference})
+    monkeypatch.setattr(registry, "_MAKERS", {**registry._MAKERS, "difference": lambda _: Difference()})
 
 
 def message_of(value: float, kind: Kind = Kind.ACTIVATION, generation: int = 1, edge: str = "0:0") -> Message:
@@ -101,7 +102,7 @@ def test_the_error_of_a_message() -> None:
 def test_a_codec_with_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Difference] = []
 
-    def make() -> Difference:
+    def make(masks: Masks) -> Difference:
         made.append(Difference())
         return made[-1]
 

@@ -56,13 +56,15 @@ class Wire:
 
 @pytest.mark.parametrize("name", BITS)
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("decay", [0.05, 0.3])
+@pytest.mark.parametrize("decay", [0.1, 0.3])
 def test_the_rate_is_what_was_asked_for(name: str, direction: Direction, decay: float) -> None:
     wire, counts = Wire(name, direction), []
     for index in range(12):
         tensor = correlated(index, decay=decay) * 3.0**index  # scales change from message to message
         counts.append(8 * wire.send(tensor, index)[1] / tensor.numel())
-    without_basis = [counts[0] - 8 * basis_bytes(64, 64) / tensor.numel(), *counts[1:]]
+    for shipped in (0, 2, 6):
+        counts[shipped] -= 8 * basis_bytes(64, 64) / tensor.numel()
+    without_basis = counts
     assert all(0.75 * BITS[name] < bits < 1.3 * BITS[name] for bits in without_basis)
     assert sum(without_basis[4:]) / 8 == pytest.approx(BITS[name], rel=0.06)
 
@@ -82,6 +84,29 @@ def test_it_loses_far_less_than_as_many_bits_in_blocks(direction: Direction) -> 
     else:
         assert lost["transform"] < 0.08 * lost["int2"]
         assert lost["transform"] < 2.0 * lost["int4"]
+
+
+def test_activations_without_common_directions_take_more_bits_rather_than_lose_them() -> None:
+    """As those of new weights: one percent is what they may lose. Gradients keep to their bits."""
+    found = {}
+    for direction in Direction:
+        wire = Wire(direction=direction)
+        for index in range(6):
+            tensor = correlated(index, decay=0.0)
+            back, size = wire.send(tensor, index)
+            found[direction] = relative_error(tensor, back) ** 2, 8 * (size - HEADER) / tensor.numel()
+        if direction is Direction.FORWARD:
+            assert correlated_bits(wire, 6) == pytest.approx(2.0, rel=0.3)
+    assert found[Direction.FORWARD][0] == pytest.approx(0.01, rel=0.25)
+    assert 3.4 < found[Direction.FORWARD][1] < 4.0
+    assert 0.1 < found[Direction.BACKWARD][0] < 0.2
+    assert found[Direction.BACKWARD][1] == pytest.approx(2.0, rel=0.1)
+
+
+def correlated_bits(wire: Wire, first: int) -> float:
+    """Of the last of some tensors that do have common directions, and follow others."""
+    sizes = [wire.send(correlated(index), index)[1] for index in range(first, first + 24)]
+    return 8 * sizes[-1] / (1024 * 64)
 
 
 def test_gradients_are_rounded_without_bias_and_activations_to_the_nearest() -> None:
@@ -113,20 +138,21 @@ def test_the_same_tensors_give_the_same_bytes_and_the_ends_agree() -> None:
 
 def test_a_basis_is_shipped_once_and_again_when_it_has_paid() -> None:
     wire, rows, width = Wire(), 512, 32
-    sizes = [wire.send(correlated(index, rows, width), index)[1] for index in range(45)]
+    sizes = [wire.send(correlated(index, rows, width, decay=0.2), index)[1] for index in range(45)]
     shipped = [index for index, size in enumerate(sizes) if size > sizes[1] + basis_bytes(width, width) / 2]
-    assert shipped == [0, 20, 40]
+    assert shipped == [0, 2, 6, 14, 30]  # soon at first, for what was learned from little is soon old
     assert sum(sizes[:40]) == pytest.approx(40 * wire.sender.mean_bytes((rows, width), torch.float32), rel=0.06)
 
 
 def test_a_basis_follows_the_tensors() -> None:
     """The directions change; the first basis would lose as much as none."""
-    wire = Wire()
+    wire = Wire("transform-1.5")
     lost = []
     for index in range(45):
         tensor = correlated(index) if index < 2 else correlated(index).roll(7, dims=1).flip(1)
         lost.append(relative_error(tensor, wire.send(tensor, index)[0]) ** 2)
-    assert lost[44] < 1.3 * lost[1] < 0.2 * lost[3]
+    assert lost[44] < 1.5 * lost[1]
+    assert lost[44] < 0.5 * lost[3]
 
 
 def test_without_its_basis_a_message_is_refused_until_the_basis_comes() -> None:
@@ -207,7 +233,7 @@ def test_what_changes_abruptly_is_within_the_bounds_at_once() -> None:
     for index in range(10):
         tensor = correlated(index, decay=0.5 if index % 2 else 0.01)
         back, size = wire.send(tensor, index)
-        assert 8 * size / tensor.numel() < 1.3 * 2.0 + (10.0 if index == 0 else 0.2)
+        assert 8 * size / tensor.numel() < 5.0 + (10.0 if index == 0 else 0.2)
         assert relative_error(tensor, back) < 0.5
 
 

@@ -9,6 +9,7 @@ import torch
 
 from atoll.coordinator.codec_choices import MOST_DAMAGE, CodecChoices
 from atoll.coordinator.observed import Observed
+from atoll.coordinator.planning.codecs import adaptive_codecs
 from atoll.coordinator.planning.network import LinkMeasurement, PeerLine, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.segments import PeerOffer
@@ -197,3 +198,18 @@ def test_what_costs_the_loss_too_much_is_left_for_a_less_lossy_codec() -> None:
 def test_gradients_that_are_far_off_or_too_short_are_not_accepted(seen: dict[str, float]) -> None:
     run = Run(1e6)
     assert run.does(1.0, 1e6, guarded=9, of="backward", **seen).keys() == {(B, A)}
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_adatopk_gives_a_link_its_codec_by_how_slow_it_is(way: str) -> None:
+    """The only link is the slowest one. The other direction is as the job says."""
+    other = "backward" if way == "forward" else "forward"
+    run = Run(1e5, **dict[str, Any]({way: "adatopk", other: "int8"}))
+    of = {"forward": (A, B), "backward": (B, A)}
+    assert (run.choices.codec(*of[way]), run.choices.codec(*of[other])) == ("sparse-300", "int8")
+
+
+def test_adatopk_leaves_fast_links_dense() -> None:
+    seconds = {(A, B): 3.0, (B, A): 1.0, (B, PeerId("c")): 0.005, (PeerId("c"), B): 0.3}
+    assert list(adaptive_codecs(seconds).values()) == ["sparse-300", "sparse-300", "sparse-30", "sparse-30"]
+    assert adaptive_codecs({(A, B): 900.0, (B, PeerId("c")): 2.9})[B, PeerId("c")] == "raw"

@@ -12,10 +12,13 @@ from math import prod
 import torch
 
 from atoll.compression.policy import Rung, ladder
-from atoll.compression.registry import codec, codec_names
+from atoll.compression.registry import codec, codec_names, sparse_name
+from atoll.compression.sparsity import adaptive_ratios
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.processors import full
 from atoll.coordinator.planning.segments import PeerOffer
+from atoll.protocol.codec_names import ADAPTIVE, ADAPTIVE_RATIO
+from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Compression
 
 TYPICAL_SHAPE = (4, 256, 1024)
@@ -99,7 +102,10 @@ def slowest_codec(name: str, peers: Iterable[PeerOffer]) -> Rung:
 
 
 def codecs_allowed(chosen: str, compression: Compression) -> tuple[str, ...]:
-    """The codecs of one direction, the least lossy first; ``chosen`` is what the job says of it."""
+    """The codecs of one direction, the least lossy first; ``chosen`` is what the job says of it. For AdaTopK it is that of the
+    slowest link; :func:`adaptive_codecs` has those of all, once the links are known."""
+    if chosen == ADAPTIVE:
+        return (sparse_name(3.0 * ADAPTIVE_RATIO),)
     if chosen != "auto":
         return (chosen,)
     return ladder(codec_names(), floor=compression.floor, ceiling=compression.ceiling)
@@ -109,6 +115,12 @@ def coding_shares(peers: Sequence[PeerOffer]) -> tuple[float, ...]:
     """What part of a second of encoding or decoding each of ``peers`` loses to computing when all of them compute."""
     crowded = set(full(peers))
     return tuple(1.0 / peer.cores if index in crowded else 0.0 for index, peer in enumerate(peers))
+
+
+def adaptive_codecs(seconds: Mapping[tuple[PeerId, PeerId], float]) -> dict[tuple[PeerId, PeerId], str]:
+    """AdaTopK's codec for each link, from how long its tensors take uncompressed; the same both ways, by the slower one."""
+    slower = [max(taken, seconds.get((target, source), 0.0)) for (source, target), taken in seconds.items()]
+    return {ends: sparse_name(ratio) for ends, ratio in zip(seconds, adaptive_ratios(slower, ADAPTIVE_RATIO), strict=True)}
 
 
 def link_rate(
