@@ -79,7 +79,6 @@ def _plot(curves: dict[str, list[tuple[float, float]]], axis: str, path: Path) -
         axes.plot(*zip(*curve, strict=True), label=forward if forward == backward else f"{forward} / {backward}", linewidth=1.2)
     axes.set_xlabel(axis)
     axes.set_ylabel("validation loss without codecs, nats a byte")
-    axes.set_ylim(top=4.0)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, format="svg", metadata={"Date": None})
