@@ -45,17 +45,6 @@ class HeldPart:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotSummary:
-    """How a snapshot stands, for people: ``holders`` are the peers that are here and have a part."""
-
-    moment: Moment
-    complete: bool
-    safe: bool
-    num_bytes: int
-    holders: tuple[PeerId, ...]
-
-
 class Snapshots:
     """``essential`` are the names that training changes, ``copies`` how many peers beside the first are to have each. Parts of
     peers that are away are remembered: they come back with the peer."""
@@ -166,19 +155,6 @@ class Snapshots:
             return self.steps
         kept = {complete.step} | ({safe.step} if safe is not None else set())
         return frozenset(step for step in self.steps if step > complete.step or step in kept)
-
-    def summaries(self) -> tuple[SnapshotSummary, ...]:
-        """All snapshots, the newest first."""
-        return tuple(
-            SnapshotSummary(
-                moment=moment,
-                complete=self.is_complete(moment),
-                safe=self.is_safe(moment),
-                num_bytes=self.num_bytes(moment),
-                holders=tuple(sorted({peer for peers in self.holders(moment).values() for peer in peers})),
-            )
-            for moment in sorted(self._moments(), reverse=True)
-        )
 
     def _moments(self) -> set[Moment]:
         return {part.moment for parts in self._parts.values() for part in parts.values()}
