@@ -46,7 +46,7 @@ from atoll.coordinator.run.instructions import (
 )
 from atoll.coordinator.run.invariants import validate
 from atoll.coordinator.run.machine import RunMachine
-from atoll.coordinator.run.snapshots import HeldPart
+from atoll.coordinator.run.snapshots import THE_STORE, HeldPart
 from atoll.coordinator.run.states import RunSettings, RunState
 from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex, StepNumber
 
@@ -229,11 +229,12 @@ class SimulatedSwarm:
         for name in PARAMETERS:
             holders = (*instruction.holders.get(name, ()), *instruction.on_disks.get(name, ()))
             assert holders, f"nobody has {name}"
-            for holder in holders:
+            peers = [holder for holder in holders if holder != THE_STORE]
+            for holder in peers:
                 assert self.machine.context.roster.is_present(holder)
             for holder in instruction.holders.get(name, ()):
                 assert self.live[holder] == instruction.committed, f"{holder} is at {self.live[holder]}"
-            for holder in instruction.on_disks.get(name, ()):
+            for holder in peers[len(instruction.holders.get(name, ())) :]:
                 assert name in self.disks[holder][instruction.committed], f"{holder} has no {name} on its disk"
 
     def _judge(self, instruction: ConsiderMove) -> MoveJudged:

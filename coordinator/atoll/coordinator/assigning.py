@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from atoll.compression.registry import encode_message
-from atoll.coordinator.first_values import FirstValues
+from atoll.coordinator.first_values import FirstValues, held_specs
 from atoll.coordinator.moves import Donations
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
@@ -22,11 +22,13 @@ TENSOR = "assignment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSources:
-    """Where the state of the last committed step comes from: ``somewhere`` are the names that somebody holds."""
+    """Where the state of the last committed step comes from: ``somewhere`` are the names that somebody holds. Those that only a
+    store has are in ``stored``, each with the tensors that it stands for."""
 
     committed: StepNumber
     somewhere: Collection[str]
     donations: Mapping[PeerId, Donations]
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def make_assignment(
@@ -52,7 +54,10 @@ def make_assignment(
         recompute=stage.recompute,
         precision=job.training.precision,
         optimizer=optimizer_settings(job),
-        fetch=tuple(name for name in first_values.to_send(graph) if name not in state.somewhere),
+        fetch=(
+            *(name for name in first_values.to_send(graph) if name not in state.somewhere),
+            *(tensor for spec in held_specs(graph) for tensor in state.stored.get(spec.name, ())),
+        ),
         link_seconds=job.network.link_seconds,
         committed_step=state.committed,
         donors=tuple(Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.peer]),

@@ -16,7 +16,7 @@ from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import Event, FailedEvent, FinishedEvent, PredictionEvent, StageSummary, StepEvent
 from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.measurements import Measurements
-from atoll.coordinator.moves import donations
+from atoll.coordinator.moves import donations, without_store
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
@@ -40,6 +40,7 @@ from atoll.coordinator.run.instructions import (
     CopySnapshot,
     EndRun,
     ExpelPeer,
+    FillStore,
     Instruction,
     KeepSnapshots,
     MakePlan,
@@ -60,6 +61,7 @@ from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.survey import Surveyed, Surveyor
 from atoll.coordinator.traced_model import Proposal, TracedModel
+from atoll.coordinator.vault import Vault
 from atoll.protocol.errors import AtollError, PlacementError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage
@@ -83,7 +85,9 @@ class Conductor:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         post: Callable[[RunEvent], None],
         on_event: Callable[[Event], None],
+        vault: Vault,
     ) -> None:
+        self._vault = vault
         self._folder = folder
         self._sessions = sessions
         self._state = state
@@ -160,6 +164,9 @@ class Conductor:
                 await self._offload.run(self._folder.journal.write_part, instruction.peer, instruction.part)
             case CopySnapshot():
                 self._copy_snapshot(instruction)
+            case FillStore():
+                addresses = {member.name: member.introduction.address for member in self._sessions.membership}
+                self._spawn(self._vault.fill(instruction, addresses))
             case KeepSnapshots():
                 await self._keep_snapshots(instruction)
             case SendCommit():
@@ -253,11 +260,12 @@ class Conductor:
         self._lend(instruction)
         to_fetch = {}
         addresses = {name: member.introduction.address for name, member in members.items()}
-        holders, on_disks = instruction.holders, instruction.on_disks
+        holders, on_disks = instruction.holders, without_store(instruction.on_disks)
         state = StateSources(
             committed=instruction.committed,
-            somewhere=holders.keys() | on_disks.keys(),
+            somewhere=holders.keys() | instruction.on_disks.keys(),
             donations=donations(graphs, plan.peers, holders, on_disks),
+            stored=self._vault.lend(instruction),
         )
         needed = {*plan.peers, *(donor for given in state.donations.values() for donor, _ in given)}
         if not needed <= addresses.keys():

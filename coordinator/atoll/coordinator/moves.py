@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from atoll.coordinator.first_values import held_specs
+from atoll.coordinator.run.snapshots import THE_STORE
 from atoll.protocol.graph import BufferSpec, ParameterSpec, StageGraph
 from atoll.protocol.ids import PeerId
 
@@ -39,6 +40,12 @@ def donations(
                     others.setdefault(other, []).append(spec.name)
         found[peer] = tuple((donor, tuple(names)) for part in (firsts, others) for donor, names in part.items())
     return found
+
+
+def without_store(on_disks: Holders) -> dict[str, tuple[PeerId, ...]]:
+    """The peers alone that have names on their disks."""
+    peers = {name: tuple(holder for holder in holders if holder != THE_STORE) for name, holders in on_disks.items()}
+    return {name: holders for name, holders in peers.items() if holders}
 
 
 def _least_busy(owners: Sequence[PeerId], given: Mapping[PeerId, int]) -> PeerId:

@@ -25,6 +25,7 @@ from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.offload import Offload
+from atoll.coordinator.origin import Origin, begun_from, check_origin
 from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.events import (
@@ -50,6 +51,7 @@ from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.status import Sources, status_reply
 from atoll.coordinator.survey import Surveyor
 from atoll.coordinator.survey_plan import SurveyLimits
+from atoll.coordinator.vault import Vault, VaultSettings
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import AtollError, JobError, RunFailed
 from atoll.protocol.fault_points import FaultPoints
@@ -69,13 +71,14 @@ END_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run; ``chaos`` what a fault
-    plan has this coordinator do."""
+    """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run; ``resume`` is where there
+    are snapshots to go on from; ``chaos`` what a fault plan has this coordinator do."""
 
     job: Job
     listen: str
     state: Path
     min_peers: int = 1
+    resume: str | None = None
     lease_seconds: float = LEASE_SECONDS
     deadlines: Deadlines = field(default_factory=Deadlines)
     survey: SurveyLimits = field(default_factory=SurveyLimits)
@@ -93,6 +96,7 @@ class CoordinatorSettings:
             evaluate_without_codecs=training.evaluate_without_codecs,
             snapshot_every=None if durability.snapshot_every == "auto" else durability.snapshot_every,
             copies=durability.copies,
+            has_store=durability.store is not None,
             deadlines=self.deadlines,
             schedule=LearningRateSchedule(
                 highest=training.optimizer.learning_rate,
@@ -146,6 +150,7 @@ class Coordinator:
         )
         self._state = StateKeeper(self._offload, self._post)
         self._folder: StateFolder | None = None
+        self._origin: Origin | None = None
         self._conductor: Conductor | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -255,6 +260,7 @@ class Coordinator:
             spawn=self._spawn,
             post=self._post,
             on_event=self._on_event,
+            vault=await self._open_vault(folder),
         )
         register_sessions = session_pb2_grpc.add_CoordinatorServicer_to_server
         register_operator = operator_pb2_grpc.add_OperatorServicer_to_server
@@ -271,10 +277,26 @@ class Coordinator:
         _log.info("listening on %s", address)
         return address
 
+    async def _open_vault(self, folder: StateFolder) -> Vault:
+        """What the run has in stores, and goes on from. Raises JobError or ResourceError when that is nothing."""
+        job = self._settings.job
+        origin = self._origin = await self._offload.run(begun_from, folder.journal, self._settings.resume)
+        settings = VaultSettings(url=job.durability.store, run_id=self._sessions.run_id, job=job.name, origin=origin)
+        vault = Vault(settings, self._offload, self._post)
+        self._state.know_stored(vault.tensor)
+        if origin is not None:
+            self._machine.begin_at(origin.step)
+        if vault.url is not None:
+            await self._offload.run(folder.journal.write_store, vault.url)
+        await vault.open()
+        return vault
+
     async def _trace(self, conductor: Conductor) -> None:
         """Open the data and trace the model while peers join."""
         job, cache = self._settings.job, self._settings.state / CACHE
         sizing = await self._offload.run(open_sizing, job, cache)
+        if self._origin is not None:
+            check_origin(self._origin, sizing.graph, sizing.changing)
         conductor.know(sizing)
         self._post(GraphReady(trainable=sizing.trainable, changing=sizing.changing))
 

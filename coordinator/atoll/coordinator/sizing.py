@@ -23,6 +23,7 @@ from atoll.coordinator.planning.planner import MicrobatchOption, plan_microbatch
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.traced_model import TracedModel, trace_model, with_sizes_of
 from atoll.protocol.errors import JobError
+from atoll.protocol.graph import OpGraph
 from atoll.protocol.job import Job
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,10 @@ class Sizing:
         self.asked = asked
         self._traced = traced
         self._feeds = feeds
+
+    @property
+    def graph(self) -> OpGraph:
+        return self._traced.model.graph
 
     @property
     def trainable(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ class StateKeeper:
         self._post = post
         self._graph: OpGraph | None = None
         self._first_values: FirstValues | None = None
+        self._stored: Callable[[str], Tensor | None] = lambda name: None
         self._to_fetch: dict[tuple[Generation, PeerId], frozenset[str]] = {}
         self._collection: _Collection | None = None
 
@@ -43,6 +44,10 @@ class StateKeeper:
         """The model is traced."""
         self._graph = graph
         self._first_values = first_values
+
+    def know_stored(self, stored: Callable[[str], Tensor | None]) -> None:
+        """``stored`` gives a tensor that lies in a store and is lent from there, None for any other."""
+        self._stored = stored
 
     def allow_fetching(self, generation: Generation, peers: Mapping[PeerId, tuple[str, ...]]) -> None:
         """Each peer may fetch these names, under this generation alone."""
@@ -95,8 +100,14 @@ class StateKeeper:
             target=StageIndex(0),
         )
         await transfer.stream_state(
-            context, key, self._noted(peer, names), self._first_values.value, max_bytes_per_second=max_bytes_per_second
+            context, key, self._noted(peer, names), self._value, max_bytes_per_second=max_bytes_per_second
         )
+
+    def _value(self, name: str) -> Tensor:
+        """From the store if it is lent from there, else the first value; on any thread."""
+        assert self._first_values is not None
+        stored = self._stored(name)
+        return self._first_values.value(name) if stored is None else stored
 
     def _noted(self, peer: PeerId, names: tuple[str, ...]) -> Iterator[str]:
         """The names, each as its turn comes; the run hears that the transfer moves."""

@@ -46,8 +46,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSnapshot:
-    """A complete snapshot. ``parts`` are its files; ``saved`` is the wall clock's time, to tell runs apart by."""
+    """A complete snapshot. ``parts`` are its files in ``folder``; ``saved`` is the wall clock's time, to tell runs apart by."""
 
+    folder: str
     run_id: str
     step: StepNumber
     job: str
@@ -78,6 +79,14 @@ class Store:
                     if snapshot is not None:
                         found.append(snapshot)
         return sorted(found, key=lambda one: (one.saved, one.step))
+
+    def url_of(self, snapshot: StoredSnapshot) -> str:
+        """Where one snapshot lies, as a store of its own."""
+        return str(self._files.unstrip_protocol(snapshot.folder))
+
+    def url_of_run(self, run_id: str) -> str:
+        """Where all snapshots of one run lie, as a store of their own."""
+        return str(self._files.unstrip_protocol(f"{self._root}/{run_id}"))
 
     def writer(self, run_id: str, step: StepNumber, job: str) -> StoreWriter:
         """A snapshot to be written; what an earlier attempt left of it is removed."""
@@ -111,8 +120,15 @@ class Store:
         try:
             values = json.loads(self._files.cat_file(path))
             folder = str(path).rpartition("/")[0]
-            parts = tuple(f"{folder}/{name}" for name in values.pop("parts"))
-            return StoredSnapshot(**{**values, "step": StepNumber(int(values["step"]))}, parts=parts)
+            return StoredSnapshot(
+                folder=folder,
+                run_id=str(values["run_id"]),
+                step=StepNumber(int(values["step"])),
+                job=str(values["job"]),
+                saved=float(values["saved"]),
+                num_bytes=int(values["num_bytes"]),
+                parts=tuple(f"{folder}/{name}" for name in values["parts"]),
+            )
         except (ValueError, TypeError, KeyError) as error:
             _log.warning("%s is damaged and is ignored: %s", path, error)
             return None
@@ -160,6 +176,7 @@ class StoreWriter:
         if self._waiting:
             self._write_part()
         snapshot = StoredSnapshot(
+            folder=self._folder,
             run_id=self._run_id,
             step=self._step,
             job=self._job,
@@ -167,7 +184,8 @@ class StoreWriter:
             num_bytes=self.num_bytes,
             parts=tuple(self._parts),
         )
-        self._store.put(f"{self._folder}/{SUMMARY}", json.dumps(asdict(snapshot), indent=1).encode())
+        words = {name: value for name, value in asdict(snapshot).items() if name != "folder"}
+        self._store.put(f"{self._folder}/{SUMMARY}", json.dumps(words, indent=1).encode())
         return snapshot
 
     def _write_part(self) -> None:
@@ -217,6 +235,9 @@ class StoredState:
     def specs(self) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Dtype and shape of each tensor."""
         return {name: (place.entry.dtype, place.entry.shape) for name, place in self._places.items()}
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self._places
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, hash-checked."""

@@ -25,9 +25,8 @@ from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
 from atoll.protocol.transfer import COORDINATOR
 
-SLOWEST_BYTES_PER_SECOND = 2.0 * 2**20
-USUAL_SECONDS = 60.0
-"""A snapshot may take so long to get here, so that it does not fill the coordinator's line; a small one comes at once."""
+BYTES_PER_SECOND = 16.0 * 2**20
+"""What peers are asked to send at most, so that a snapshot does not fill the coordinator's line."""
 
 CALL_SECONDS = 300.0
 """How long a store may take for one part of a snapshot."""
@@ -45,7 +44,6 @@ class Wanted:
     step: StepNumber
     holders: Mapping[str, Sequence[PeerId]]
     addresses: Mapping[PeerId, str]
-    num_bytes: int
 
 
 class StoreKeeping:
@@ -110,7 +108,7 @@ class StoreKeeping:
             generation=Generation(0),
             step=wanted.step,
             snapshot=True,
-            max_bytes_per_second=max(SLOWEST_BYTES_PER_SECOND, wanted.num_bytes / USUAL_SECONDS),
+            max_bytes_per_second=BYTES_PER_SECOND,
         )
 
 

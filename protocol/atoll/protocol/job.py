@@ -177,12 +177,6 @@ class NetworkSection(Section):
         return {"forward": name, "backward": name}
 
 
-def _only(value: object, default: object, why: str) -> object:
-    if value != default:
-        raise WrongValue("", f"{show(value)} is not possible yet, {why}; leave it at {show(default)}")
-    return value
-
-
 class DurabilitySection(Section):
     """Snapshots of the run's state, to which it goes back when a peer takes with it what nobody else has."""
 
@@ -190,12 +184,8 @@ class DurabilitySection(Section):
     """Steps between two; auto finds how often pays, from what one costs and how often peers are lost."""
     copies: Annotated[int, Field(ge=0)] = 1
     """How many other peers keep a copy of what each has on its own disk."""
-    store: None = None
-
-    @field_validator("store", mode="before")
-    @classmethod
-    def _no_store(cls, value: object) -> object:
-        return _only(value, None, "for this version keeps snapshots on peers' disks alone")
+    store: Annotated[str | None, Field(min_length=1, examples=["backups", "s3://bucket/runs"])] = None
+    """A folder or a URL where the coordinator puts snapshots, for when peers and their disks are gone; null for none."""
 
 
 class PlanSection(Section):

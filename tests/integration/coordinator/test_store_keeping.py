@@ -39,7 +39,7 @@ class Scene:
 
     def wanted(self, names: Iterable[str] = GROUPS) -> Wanted:
         holders = dict.fromkeys(names, (ANN, BOB))
-        return Wanted(step=STEP, holders=holders, addresses=self.addresses, num_bytes=1000)
+        return Wanted(step=STEP, holders=holders, addresses=self.addresses)
 
     def stored(self) -> dict[str, torch.Tensor]:
         (found,) = self.store.snapshots()

@@ -132,11 +132,6 @@ def test_the_examples_are_valid() -> None:
             "durability.snapshot_every: 0 is not possible; write auto or a whole number of at least 1",
         ),
         (
-            "durability.store=backups",
-            "durability.store: 'backups' is not possible yet, for this version keeps snapshots on peers' disks alone; "
-            "leave it at null",
-        ),
-        (
             "plan.trusted_ends=true",
             "plan.trusted_ends: true needs to know whom to trust; name peers in plan.trusted, or leave it at false",
         ),

@@ -43,6 +43,7 @@ class RunOptions:
     min_peers: int
     json: bool
     held: bool
+    resume: str | None = None
 
 
 def command(
@@ -50,6 +51,10 @@ def command(
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where peers reach this coordinator.")] = "127.0.0.1:0",
     state: NewState = None,
     min_peers: Annotated[int, typer.Option(min=1, help="Wait for that many peers before planning.")] = 1,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="DIR-or-URL", help="Go on from the newest snapshot in a store, or in that of a run's folder."),
+    ] = None,
     overrides: JobOverrides = None,
     as_json: EventsAsJson = False,
     held: Annotated[bool, typer.Option("--held", hidden=True, help="End when standard input closes.")] = False,
@@ -59,7 +64,13 @@ def command(
 
     loaded = load_job(job, overrides or ())
     options = RunOptions(
-        job=loaded, listen=listen, state=state or new_state(loaded.name), min_peers=min_peers, json=as_json, held=held
+        job=loaded,
+        listen=listen,
+        state=state or new_state(loaded.name),
+        min_peers=min_peers,
+        json=as_json,
+        held=held,
+        resume=resume,
     )
     raise typer.Exit(asyncio.run(run_job(options)))
 
@@ -77,6 +88,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
         state=options.state,
         min_peers=options.min_peers,
         chaos=FaultPoints.from_environment(os.environ),
+        resume=options.resume,
     )
     coordinator = Coordinator(settings, on_event=view.event)
     interruption = Interruption(coordinator.request_stop)

@@ -17,7 +17,8 @@ from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
 class RunContext:
     """Changed by the machine and its parts alone; ``pending`` are the peers whose answer ends the present wait, ``doing`` says
     what is done for a plan. ``moment`` is the step at which the state stands, ``journal_step`` the last one in the journal:
-    they differ while the run does steps again. ``stale`` are peers that hold state of a moment which the run has left."""
+    they differ while the run does steps again. It ``began`` at a
+    snapshot in a store, if that is not 0. ``stale`` are peers that hold state of a moment which the run has left."""
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.settings = settings
@@ -30,7 +31,7 @@ class RunContext:
         self.deadline = now + settings.deadlines.waiting_seconds
         self.generation = Generation(0)
         self.moment = FIRST_VALUES
-        self.journal_step = StepNumber(0)
+        self.journal_step = self.began = StepNumber(0)
         self.snapshots = Snapshots(settings.copies)
         self.stale: set[PeerId] = set()
         self._last_line = 0
@@ -79,6 +80,13 @@ class RunContext:
         """The run was begun by an earlier coordinator, which committed steps; who holds what of them is still to be told."""
         self.moment, self.journal_step, self._last_line = moment, moment.step, moment.line
         self.holdings.clear(learned=moment.step > 0)
+
+    def begin_at(self, step: StepNumber) -> None:
+        """The run goes on from a snapshot in a store, and began there; what it has done since is ahead of that."""
+        self.began = step
+        self.snapshots.ordered(Moment(step=step))
+        if self.journal_step <= step:
+            self.take_up(Moment(step=step))
 
     def go_to(self, moment: Moment) -> None:
         """The run stands at another moment from now on, of which state is on disks at most."""

@@ -207,6 +207,13 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHolds:
+    """What the store has of this run: at the beginning, and after every attempt to put more into it."""
+
+    parts: tuple[HeldPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotCopied:
     """A peer has a copy of what ``source`` has on its disk of a step; or not, for the reason in ``failure``."""
 
@@ -272,6 +279,7 @@ RunEvent: TypeAlias = (
     | PeerStored
     | SnapshotTaken
     | SnapshotCopied
+    | StoreHolds
     | WeightsWritten
     | ExportAsked
     | ReplanAsked

@@ -139,6 +139,15 @@ class CopySnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FillStore:
+    """Put a snapshot into the job's store: for each name, ``holders`` says who has it on its disk. In the background; answered
+    by StoreHolds."""
+
+    step: StepNumber
+    holders: Mapping[str, tuple[PeerId, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepSnapshots:
     """Every peer that is here keeps the snapshots of these steps and deletes all others; so does the journal."""
 
@@ -204,6 +213,7 @@ Instruction: TypeAlias = (
     | NoteSnapshot
     | NotePart
     | CopySnapshot
+    | FillStore
     | KeepSnapshots
     | SendVoid
     | AskStore

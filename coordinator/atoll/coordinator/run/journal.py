@@ -2,8 +2,9 @@
 
 Tables: ``run`` (one row: name, seed, the job, how it ended), ``plans`` (by generation), ``commits`` (by step) and ``ledger``
 (which samples each committed step consumed), ``predictions`` (beside what was measured), ``codecs`` (of each link, from which
-step on, and why), ``snapshots`` (by step and line of steps) and ``snapshot_parts`` (what is on whose disk). Written ahead (WAL)
-and synchronised at each commit, so neither a killed process nor a power cut loses a step that a peer was told of.
+step on, and why), ``snapshots`` (by step and line of steps) and ``snapshot_parts`` (what is on whose disk), ``origin`` (the
+snapshot that a run goes on from), ``stores`` (where its own are put). Written ahead (WAL) and synchronised at each commit, so
+neither a killed process nor a power cut loses a step that a peer was told of.
 
 All calls are made from one thread at a time. A full or failing disk raises ResourceError.
 """
@@ -28,6 +29,8 @@ from atoll.protocol.ids import Generation, PeerId, StepNumber
 JOURNAL = "journal.sqlite"
 
 SNAPSHOT_SCHEMA = """
+CREATE TABLE origin (step INTEGER NOT NULL, url TEXT NOT NULL);
+CREATE TABLE stores (url TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE snapshots (step INTEGER NOT NULL, line INTEGER NOT NULL, complete INTEGER NOT NULL, safe INTEGER NOT NULL,
 num_bytes INTEGER NOT NULL, seconds REAL NOT NULL, noted REAL NOT NULL, PRIMARY KEY (step, line)) WITHOUT ROWID;
 CREATE TABLE snapshot_parts (peer TEXT NOT NULL, step INTEGER NOT NULL, line INTEGER NOT NULL, num_bytes INTEGER NOT NULL,
@@ -188,14 +191,38 @@ class Journal:
         with self._spoken():
             self._connection.execute("UPDATE run SET job = ?", (text,))
 
+    def write_origin(self, step: StepNumber, url: str) -> None:
+        """The run goes on from the snapshot of ``step`` that lies at ``url``: its own steps come after it."""
+        with self._spoken():
+            self._connection.execute("INSERT INTO origin VALUES (?, ?)", (step, url))
+
+    def origin(self) -> tuple[StepNumber, str] | None:
+        """Which snapshot the run goes on from, None for a run that began with first values."""
+        with self._spoken():
+            row = self._connection.execute("SELECT step, url FROM origin").fetchone()
+        return None if row is None else (StepNumber(row[0]), str(row[1]))
+
+    def write_store(self, url: str) -> None:
+        """This run's snapshots are put there as well."""
+        with self._spoken():
+            self._connection.execute("DELETE FROM stores")
+            self._connection.execute("INSERT INTO stores VALUES (?)", (url,))
+
+    def store(self) -> str | None:
+        """Where this run's snapshots are put, None for a run without a store."""
+        with self._spoken():
+            row = self._connection.execute("SELECT url FROM stores").fetchone()
+        return None if row is None else str(row[0])
+
     def write_outcome(self, *, finished: bool, reason: str) -> None:
         with self._spoken():
             self._connection.execute("UPDATE run SET outcome = ?, reason = ?", ("finished" if finished else "failed", reason))
 
     def last_step(self) -> StepNumber:
-        """The last committed step, 0 before the first."""
+        """The last committed step; before the run's first the one that it began at, which is 0 unless it was resumed."""
         with self._spoken():
-            (step,) = self._connection.execute("SELECT coalesce(max(step), 0) FROM commits").fetchone()
+            query = "SELECT coalesce(max(step), 0) FROM (SELECT step FROM commits UNION ALL SELECT step FROM origin)"
+            (step,) = self._connection.execute(query).fetchone()
         return StepNumber(step)
 
     def committed(self, step: StepNumber) -> CommittedStep:

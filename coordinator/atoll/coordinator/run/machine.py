@@ -40,6 +40,7 @@ from atoll.coordinator.run.events import (
     StageReported,
     StateMoved,
     StopAsked,
+    StoreHolds,
     Tick,
     WeightsWritten,
     WorkFailed,
@@ -52,7 +53,7 @@ from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.storing import Storing
 from atoll.coordinator.run.waiting import Waiting, waiting
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import PeerId, StepNumber
 
 # Faults that running the step again may cure; the others come again.
 TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL})
@@ -88,6 +89,10 @@ class RunMachine:
         if now >= context.deadline:
             self._deadline_passed()
         return context.take_instructions()
+
+    def begin_at(self, step: StepNumber) -> None:
+        """Before anything happens: the run goes on from a snapshot in a store."""
+        self.context.begin_at(step)
 
     def waiting(self) -> Waiting:
         """What the run waits for, and for whom."""
@@ -137,6 +142,8 @@ class RunMachine:
                 self.snapshotting.taken(event)
             case SnapshotCopied():
                 self.snapshotting.copied(event)
+            case StoreHolds():
+                self.snapshotting.filled(event)
             case WeightsWritten():
                 self.storing.written(event)
             case ExportAsked():

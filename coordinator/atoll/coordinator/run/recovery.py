@@ -67,6 +67,8 @@ class Recovery:
         self._away.clear()
         if not isinstance(decision, GoOn):
             self._go_to(decision.moment)
+            if context.state.final:
+                return False
         if self._paused:
             self._paused = False
             context.announce(ResumedEvent(reason=f"the run goes on from step {context.committed}"))
@@ -146,6 +148,10 @@ class Recovery:
 
     def _go_to(self, moment: Moment) -> None:
         """The state of ``moment`` is what the next plan loads."""
+        if moment.step < self._context.began:
+            where = f"step {self._context.began}, at which the run began"
+            self._context.fail(f"the snapshot of {where}, is gone from its store, and no other is complete; {self._why}")
+            return
         if self._left is None:
             self._left = self._context.moment
         self._context.go_to(moment)

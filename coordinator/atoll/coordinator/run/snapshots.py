@@ -25,6 +25,8 @@ class Moment:
 
 
 FIRST_VALUES = Moment(step=StepNumber(0))
+THE_STORE = PeerId("the store")
+"""Who has what lies in the job's store; no peer is called so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class HeldPart:
 
 class Snapshots:
     """``essential`` are the names that training changes, ``copies`` how many peers beside the first are to have each. Parts of
-    peers that are away are remembered: they come back with the peer."""
+    peers that are away are remembered: they come back with the peer. ``stored`` is what a store is being filled with."""
 
     def __init__(self, copies: int = 0) -> None:
         self.essential: frozenset[str] = frozenset()
@@ -55,6 +57,7 @@ class Snapshots:
         self._lines: dict[StepNumber, frozenset[int]] = {}
         self._parts: dict[PeerId, dict[StepNumber, Part]] = {}
         self._here: set[PeerId] = set()
+        self.stored: Moment | None = None
 
     # What happens
 
@@ -88,10 +91,16 @@ class Snapshots:
         """Everybody was told to delete the snapshots of all other steps; who is away hears it when it is back."""
         kept = frozenset(keep)
         for peer, parts in list(self._parts.items()):
-            self._parts[peer] = {step: part for step, part in parts.items() if step in kept}
+            if peer != THE_STORE:  # it is rotated by itself
+                self._parts[peer] = {step: part for step, part in parts.items() if step in kept}
             if not self._parts[peer]:
                 del self._parts[peer]
-        self._lines = {step: lines for step, lines in self._lines.items() if step in kept}
+        known = kept.union(self._parts.get(THE_STORE, ()))
+        self._lines = {step: lines for step, lines in self._lines.items() if step in known}
+
+    def damaged(self, peer: PeerId, step: StepNumber) -> None:
+        """What the peer had of that step turned out to be of no use."""
+        self._parts.get(peer, {}).pop(step, None)
 
     def remember(self, moments: Iterable[Moment], parts: Iterable[tuple[PeerId, Part]]) -> None:
         """What an earlier coordinator of this run has written down; whoever has a part is away until it joins."""
@@ -153,7 +162,7 @@ class Snapshots:
         complete, safe = self.newest_complete(), self.newest_safe()
         if complete is None:
             return self.steps
-        kept = {complete.step} | ({safe.step} if safe is not None else set())
+        kept = {one.step for one in (complete, safe, self.stored) if one is not None}
         return frozenset(step for step in self.steps if step > complete.step or step in kept)
 
     def _moments(self) -> set[Moment]:

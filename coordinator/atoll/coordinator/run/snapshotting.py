@@ -14,10 +14,10 @@ from atoll.coordinator.events import SnapshotEvent
 from atoll.coordinator.run.cadence import Cadence
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.copies import Copy, Keeper, Owned, choose_copies
-from atoll.coordinator.run.events import PeerJoined, SnapshotCopied, SnapshotTaken
-from atoll.coordinator.run.instructions import CopySnapshot, KeepSnapshots, NotePart, NoteSnapshot
+from atoll.coordinator.run.events import PeerJoined, SnapshotCopied, SnapshotTaken, StoreHolds
+from atoll.coordinator.run.instructions import CopySnapshot, FillStore, KeepSnapshots, NotePart, NoteSnapshot
 from atoll.coordinator.run.roster import listed
-from atoll.coordinator.run.snapshots import Moment, Part
+from atoll.coordinator.run.snapshots import THE_STORE, Moment, Part
 from atoll.protocol.ids import PeerId, StepNumber
 
 MOST_FAILED_COPIES = 3
@@ -53,6 +53,7 @@ class Snapshotting:
         self._answers: dict[tuple[PeerId, StepNumber], deque[Moment]] = {}
         self._disks: dict[PeerId, tuple[int, float | None]] = {}
         self._since: dict[Moment, float] = {}
+        self._tried: Moment | None = None
 
     # What happens
 
@@ -99,6 +100,8 @@ class Snapshotting:
         """A peer has its part on its disk, or says why not."""
         asked = self._answers.get((event.peer, event.step))
         if not asked:
+            if event.failure:  # it found what it had damaged
+                self._context.snapshots.damaged(event.peer, event.step)
             return
         moment = asked.popleft()
         if not asked:
@@ -148,6 +151,25 @@ class Snapshotting:
         """State moves to or from the peer: a copy may take long."""
         if self._under_way is not None and peer in self._under_way.copying:
             self._under_way.heard = self._context.now
+
+    def filled(self, event: StoreHolds) -> None:
+        """What the store has changed, or could not be changed."""
+        snapshots = self._context.snapshots
+        snapshots.joined(THE_STORE, event.parts)
+        snapshots.stored = None
+        self._fill_store()
+
+    def _fill_store(self) -> None:
+        """Have the newest complete snapshot put into the store, if there is one and it is idle."""
+        snapshots = self._context.snapshots
+        newest = snapshots.newest_complete()
+        busy = snapshots.stored is not None
+        if not self._context.settings.has_store or newest is None or busy or newest == self._tried:
+            return
+        self._tried = newest
+        if not snapshots.has(THE_STORE, newest):
+            snapshots.stored = newest
+            self._context.emit(FillStore(step=newest.step, holders=snapshots.holders(newest)))
 
     # What there is
 
@@ -200,6 +222,7 @@ class Snapshotting:
                 stalled_seconds=under_way.stalled_seconds,
             )
         )
+        self._fill_store()
         self._rotate()
 
     def _copy(self, under_way: _UnderWay) -> bool:

@@ -61,7 +61,7 @@ class RunSettings:
     """``evaluate_every`` None: never. ``evaluation_steps`` is how many steps' worth of samples an evaluation has at most;
     with ``evaluate_without_codecs`` each is done twice.
     A snapshot is taken every ``snapshot_every`` steps (None: as often as pays), and each part of it kept by ``copies`` more
-    peers.
+    peers; with ``has_store`` it is put into the job's store as well.
     A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run. A peer that ran out of
     memory is planned with ``memory_factor`` of what it was to need, and left out after ``max_shortages`` such times."""
 
@@ -77,6 +77,7 @@ class RunSettings:
     max_shortages: int = 5
     snapshot_every: int | None = None
     copies: int = 0
+    has_store: bool = False
     patience: PatienceSettings = field(default_factory=PatienceSettings)
     restraint: RestraintSettings = field(default_factory=RestraintSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)
