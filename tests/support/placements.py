@@ -64,6 +64,7 @@ class ScriptedPlacements:
             current: Plan,
             steps_left: int,
             network: Network | None = None,
+            broken: frozenset[frozenset[PeerId]] = frozenset(),
         ) -> tuple[Proposal | None, str]:
             self._placements.pop(0)
             return self._placements[0].proposal(model), "the test says so"

@@ -241,11 +241,11 @@ class SimulatedSwarm:
         """The stages change places, where that is wanted and possible."""
         names = [offer.name for offer in instruction.peers if offer.memory_bytes > 0]
         if not self.moves_pay or len(names) < self._most_stages:
-            return MoveJudged(since=instruction.since, reason="it does not pay")
+            return MoveJudged(since=instruction.since, reason="it does not pay", look=instruction.look)
         rotated = [*names[1:], names[0]] if names == list(instruction.plan.peers) else names
         plan = make_plan(rotated, self._most_stages, rotated[self._most_stages :])
         made = PlanMade(generation=instruction.since, plan=plan, summaries=summaries_of(plan), names=names_of(plan))
-        return MoveJudged(since=instruction.since, reason="it pays", proposed=made)
+        return MoveJudged(since=instruction.since, reason="it pays", proposed=made, look=instruction.look)
 
     def _plan(self, instruction: MakePlan) -> PlanMade | PlanRefused:
         names = tuple(offer.name for offer in instruction.peers)

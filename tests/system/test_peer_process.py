@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.peer.profile import Profile
+from atoll.protocol.v1 import session_pb2
 from support.hand_models import transformer
 from support.hand_run import HandRun, RunSettings, in_one_process, samples_of
-from support.scripted_coordinator import ScriptedCoordinator
+from support.scripted_coordinator import WAIT_SECONDS, ScriptedCoordinator, Seat
+from support.waiting import assert_eventually
 
 pytestmark = pytest.mark.system
 
@@ -85,16 +87,49 @@ async def test_bench_prints_a_table_or_json() -> None:
     assert found["resident_bytes"] < 450 * 2**20
 
 
+async def welcomed(found: ScriptedCoordinator, name: str) -> Seat:
+    """The session of a peer that knows that it is in the run: from then on it has something to hand over."""
+    (seat,) = await found.seated(name)
+    await assert_eventually(lambda: bool(seat.progress.phase), within_seconds=WAIT_SECONDS)
+    return seat
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_is_a_leave_that_ends_when_others_have_what_it_holds(number: signal.Signals) -> None:
+    async with coordinator() as found:
+        process = await spawn("join", found.address, "--name", "ann", "--threads", "1", "--hand-over-seconds", "50")
+        seat = await welcomed(found, "ann")
+        process.send_signal(number)
+        assert (await seat.hears("leave")).hand_over_seconds == 50.0
+        seat.tell(may_leave=session_pb2.MayLeave())
+        returned, last_line = await ended(process)
+    assert returned == 0
+    assert last_line.endswith("; nothing is lost with this peer")
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-async def test_signals_are_a_leave_and_a_clean_end(number: signal.Signals, status: int) -> None:
+async def test_a_second_signal_is_a_leave_at_once(number: signal.Signals, status: int) -> None:
     async with coordinator() as found:
         process = await spawn("join", found.address, "--name", "ann", "--threads", "1")
-        (seat,) = await found.seated("ann")
+        seat = await welcomed(found, "ann")
         process.send_signal(number)
         await seat.hears("leave")
+        process.send_signal(number)
         returned, last_line = await ended(process)
     assert returned == status
     assert last_line in ("interrupted", "told to end")
+
+
+async def test_a_peer_whose_time_to_hand_over_is_over_leaves_all_the_same() -> None:
+    async with coordinator() as found:
+        process = await spawn("join", found.address, "--name", "ann", "--threads", "1", "--hand-over-seconds", "0.5")
+        seat = await welcomed(found, "ann")
+        process.send_signal(signal.SIGTERM)
+        assert (await seat.hears("leave")).hand_over_seconds == 0.5
+        assert (await seat.hears("leave")).hand_over_seconds == 0.0
+        returned, last_line = await ended(process)
+    assert returned == 0
+    assert last_line == "told to end; others did not have all that it holds within 0.5 s"
 
 
 async def test_processes_train_and_end_with_the_run() -> None:

@@ -10,10 +10,11 @@ import torch
 from atoll.compression.registry import encode_message
 from atoll.coordinator.first_values import FirstValues, held_specs
 from atoll.coordinator.moves import Donations
+from atoll.coordinator.planning.avoidance import met_stages
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
-from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
 from atoll.protocol.job import Job
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 
@@ -85,7 +86,7 @@ def share_downloads(
     shares, so that the cap holds when all of them send at once. ``peers`` hold the stages of ``graphs``."""
     shares = {}
     for peer, graph in zip(peers, graphs, strict=True):
-        cap, senders = caps.get(peer), len(_met(graph))
+        cap, senders = caps.get(peer), len(met_stages(graph))
         if cap is not None and senders:
             shares[peer] = cap / senders
     return shares
@@ -108,16 +109,8 @@ def _neighbours(
             max_bytes_per_second=download_shares.get(stages[other].peer),
             codec=codecs.get(stages[other].peer, "raw"),
         )
-        for other in sorted(_met(graph))
+        for other in sorted(met_stages(graph))
     )
-
-
-def _met(graph: StageGraph) -> set[StageIndex]:
-    """The stages that this one exchanges tensors with."""
-    met: set[StageIndex] = {boundary.source for boundary in graph.receives} | {boundary.target for boundary in graph.sends}
-    for shared in graph.shared:
-        met.update(shared.stages)
-    return met - {graph.stage}
 
 
 def optimizer_settings(job: Job) -> OptimizerSettings:

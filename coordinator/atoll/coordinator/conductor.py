@@ -21,6 +21,7 @@ from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import (
+    LinksShown,
     MoveJudged,
     PeersCompared,
     PlanMade,
@@ -43,9 +44,11 @@ from atoll.coordinator.run.instructions import (
     FillStore,
     Instruction,
     KeepSnapshots,
+    LetGo,
     MakePlan,
     NotePart,
     NoteSnapshot,
+    RefuseHandOver,
     ReleaseState,
     SendBatches,
     SendCommit,
@@ -60,7 +63,7 @@ from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.survey import Surveyed, Surveyor
-from atoll.coordinator.traced_model import Proposal, TracedModel
+from atoll.coordinator.traced_model import Around, Proposal, TracedModel
 from atoll.coordinator.vault import Vault
 from atoll.protocol.errors import AtollError, PlacementError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
@@ -179,6 +182,11 @@ class Conductor:
                 self._post(WeightsWritten(path=str(await self._state.complete())))
             case ExpelPeer():
                 self._sessions.expel(instruction.peer, instruction.reason)
+            case LetGo():
+                self._sessions.let_go(instruction.peer, instruction.reason, removed=instruction.removed)
+            case RefuseHandOver():
+                told = session_pb2.CannotHandOver(reason=instruction.reason)
+                self._sessions.tell(instruction.peers, session_pb2.CoordinatorMessage(cannot_hand_over=told))
             case Announce():
                 await self._announce(instruction.event)
             case EndRun():
@@ -198,11 +206,16 @@ class Conductor:
     async def _make_plan(self, instruction: MakePlan) -> None:
         try:
             model = await self._decide(instruction)
-            surveyed = await self._survey(instruction.generation, instruction.peers)
-            proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network)
+            again = instruction.broken if instruction.probed else frozenset()
+            surveyed = await self._survey(instruction.generation, instruction.peers, again)
+            if surveyed.shown:
+                self._post(LinksShown(pairs=surveyed.shown))
+            around = _around(instruction, surveyed.shown)
+            proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network, around)
         except PlacementError as error:
             names = tuple(offer.name for offer in instruction.peers)
-            self._post(PlanRefused(generation=instruction.generation, peers=names, reason=str(error)))
+            refused = PlanRefused(generation=instruction.generation, peers=names, reason=str(error), hopeless=error.hopeless)
+            self._post(refused)
             return
         self._post(self._made(instruction.generation, proposal, surveyed))
 
@@ -210,26 +223,34 @@ class Conductor:
         assert self._model is not None
         try:
             surveyed = await self._survey(self._generation, instruction.peers)
-            find, left = self._model.reconsider, instruction.steps_left
-            proposal, reason = await self._offload.run(find, surveyed.offers, instruction.plan, left, surveyed.network)
+            proposal, reason = await self._offload.run(
+                self._model.reconsider,
+                surveyed.offers,
+                instruction.plan,
+                instruction.steps_left,
+                surveyed.network,
+                instruction.broken,
+            )
             proposed = self._made(instruction.since, proposal, surveyed) if proposal is not None else None
         except PlacementError as error:
             proposed, reason = None, str(error)
         _log.info("a look at the plan: %s", reason)
-        self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed))
+        self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed, look=instruction.look))
 
     def _made(self, generation: Generation, proposal: Proposal, surveyed: Surveyed) -> PlanMade:
         self._proposals[proposal.plan] = proposal, surveyed
         names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
         return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
 
-    async def _survey(self, generation: Generation, peers: Sequence[PeerOffer]) -> Surveyed:
-        """What there is to know of ``peers``, measured as far as it goes."""
+    async def _survey(
+        self, generation: Generation, peers: Sequence[PeerOffer], again: frozenset[frozenset[PeerId]] = frozenset()
+    ) -> Surveyed:
+        """What there is to know of ``peers``, measured as far as it goes; the links of the pairs ``again`` once more."""
 
         def progress(doing: str) -> None:
             self._post(PlanningProgressed(generation=generation, doing=doing))
 
-        surveyed = await self._surveyor.complete(generation, peers, progress)
+        surveyed = await self._surveyor.complete(generation, peers, progress, again)
         progress("")
         for event in surveyed.events:
             await self._tell(event)
@@ -264,7 +285,7 @@ class Conductor:
         state = StateSources(
             committed=instruction.committed,
             somewhere=holders.keys() | instruction.on_disks.keys(),
-            donations=donations(graphs, plan.peers, holders, on_disks),
+            donations=donations(graphs, plan.peers, holders, on_disks, instruction.broken),
             stored=self._vault.lend(instruction),
         )
         needed = {*plan.peers, *(donor for given in state.donations.values() for donor, _ in given)}
@@ -394,3 +415,11 @@ class Conductor:
             if not isinstance(event, FailedEvent):
                 raise
         self._on_event(event)
+
+
+def _around(instruction: MakePlan, shown: frozenset[frozenset[PeerId]]) -> Around | None:
+    """The links that a plan must do without, except those that a probe has shown; None where there are none."""
+    broken = instruction.broken - shown
+    if not broken:
+        return None
+    return Around(broken=broken, previous=instruction.previous, holders=instruction.holders, steps_left=instruction.steps_left)

@@ -66,6 +66,17 @@ class Findings:
         self._told = {what for what in self._told if what != peer and not (isinstance(what, frozenset) and peer in what)}
         self._observed.forget(peer)
 
+    def forget_links(self, pairs: Iterable[Ends]) -> None:
+        """What probes found, or did not, of the links of these pairs is old; the rates that traffic has shown stay."""
+        for pair in pairs:
+            self._results.pop(pair, None)
+            self._failed_links.pop(pair, None)
+            self._told.discard(pair)
+
+    def is_probed(self, pair: Ends) -> bool:
+        """Whether a probe has found the link between these two."""
+        return pair in self._results
+
     def how_measured(self, peer: PeerId) -> str:
         """``measured``, or why it is planned by an estimate; empty before a plan."""
         return self._how.get(peer, "")

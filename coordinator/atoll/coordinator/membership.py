@@ -77,6 +77,7 @@ class Membership:
     def __init__(self, now: float, lease_seconds: float = LEASE_SECONDS) -> None:
         self.lease_seconds = lease_seconds
         self._members: dict[PeerId, Member] = {}
+        self._barred: set[str] = set()
         self._looked = now
 
     def __iter__(self) -> Iterator[Member]:
@@ -85,11 +86,27 @@ class Membership:
     def find(self, peer: PeerId) -> Member | None:
         return self._members.get(peer)
 
+    def bar(self, name: str) -> None:
+        """Nobody of that name may join until :meth:`allow`."""
+        self._barred.add(name)
+
+    def allow(self, name: str) -> bool:
+        """The name may join again; False when it was not barred."""
+        barred = name in self._barred
+        self._barred.discard(name)
+        return barred
+
+    @staticmethod
+    def barred_reason(name: str) -> str:
+        """What is told to a peer that was removed."""
+        return f"have the operator run `atoll peers allow {name}`, or give this peer another name with --name"
+
     def admit(self, introduction: Introduction, came_from: str, version: str, now: float) -> Member | Refusal:
         """Let the peer in, or say why not. ``came_from`` is the address of its connection as gRPC writes it, ``version`` is
         ours."""
         refusal = _wrong_version(introduction, version) or _wrong_name(introduction) or _wrong_numbers(introduction)
-        refusal = refusal or _wrong_address(introduction, came_from) or self._taken(introduction, now)
+        refusal = refusal or _wrong_address(introduction, came_from) or self._removed(introduction)
+        refusal = refusal or self._taken(introduction, now)
         if refusal is not None:
             return refusal
         member = Member(introduction=introduction, heard=now)
@@ -108,6 +125,12 @@ class Membership:
             for member in self._members.values():
                 member.heard += unobserved
         return [member for member in self._members.values() if now - member.heard >= self.lease_seconds]
+
+    def _removed(self, introduction: Introduction) -> Refusal | None:
+        name = introduction.name
+        if name not in self._barred:
+            return None
+        return Refusal(reason=f"the operator removed {name} from this run; {self.barred_reason(name)}")
 
     def _taken(self, introduction: Introduction, now: float) -> Refusal | None:
         holder = self._members.get(PeerId(introduction.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 
 from atoll.coordinator.first_values import held_specs
@@ -16,12 +16,16 @@ Holders = Mapping[str, tuple[PeerId, ...]]
 
 
 def donations(
-    graphs: Iterable[StageGraph], peers: Sequence[PeerId], holders: Holders, on_disks: Holders
+    graphs: Iterable[StageGraph],
+    peers: Sequence[PeerId],
+    holders: Holders,
+    on_disks: Holders,
+    broken: Set[frozenset[PeerId]] = frozenset(),
 ) -> dict[PeerId, Donations]:
     """For each of ``peers``, in the order of their stages, whom to fetch from. ``holders`` says who has the state of a name in
     memory, ``on_disks`` who has it in a snapshot of the same step. A peer reads its own disk first; of others, those come first
-    that have it in memory, and of several the one that gives the fewest bytes so far. All others are named after these, should
-    the first be lost."""
+    that have it in memory, and of several one whose link is not ``broken``, and that gives the fewest bytes so far. All others
+    are named after these, should the first be lost."""
     given: dict[PeerId, int] = {}
     found: dict[PeerId, Donations] = {}
     for graph, peer in zip(graphs, peers, strict=True):
@@ -31,7 +35,7 @@ def donations(
             in_memory, on_disk = holders.get(spec.name, ()), on_disks.get(spec.name, ())
             if peer in in_memory or not (in_memory or on_disk):
                 continue
-            first = peer if peer in on_disk else _least_busy(in_memory or on_disk, given)
+            first = peer if peer in on_disk else _least_busy(peer, in_memory or on_disk, given, broken)
             if first != peer:
                 given[first] = given.get(first, 0) + _num_bytes(spec)
             firsts.setdefault(first, []).append(spec.name)
@@ -48,8 +52,22 @@ def without_store(on_disks: Holders) -> dict[str, tuple[PeerId, ...]]:
     return {name: holders for name, holders in peers.items() if holders}
 
 
-def _least_busy(owners: Sequence[PeerId], given: Mapping[PeerId, int]) -> PeerId:
-    return min(owners, key=lambda owner: (given.get(owner, 0), owner))
+def blocked(
+    graphs: Iterable[StageGraph], peers: Sequence[PeerId], holders: Holders, broken: Set[frozenset[PeerId]]
+) -> frozenset[frozenset[PeerId]]:
+    """The pairs of which one would have to fetch state from the other over a ``broken`` link, for nobody else has it."""
+    pairs: set[frozenset[PeerId]] = set()
+    for graph, peer in zip(graphs, peers, strict=True):
+        for spec in held_specs(graph):
+            owners = holders.get(spec.name, ())
+            ways = {frozenset((owner, peer)) for owner in owners}
+            if peer not in owners and ways <= broken:
+                pairs |= ways
+    return frozenset(pairs)
+
+
+def _least_busy(peer: PeerId, owners: Sequence[PeerId], given: Mapping[PeerId, int], broken: Set[frozenset[PeerId]]) -> PeerId:
+    return min(owners, key=lambda owner: (frozenset((owner, peer)) in broken, given.get(owner, 0), owner))
 
 
 def _num_bytes(spec: ParameterSpec | BufferSpec) -> int:

@@ -58,6 +58,12 @@ class ProbePair:
     latency_only: bool = False
 
 
+def again_pair(ends: frozenset[PeerId]) -> ProbePair:
+    """A probe of the link between two peers, whatever was found before: whether there is one, and how quick."""
+    source, target = sorted(ends)
+    return ProbePair(source=source, target=target, latency_only=True)
+
+
 def probe_party(introduction: Introduction) -> ProbeParty:
     """The peer that introduced itself so."""
     try:

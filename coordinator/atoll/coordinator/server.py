@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from atoll.coordinator import translation
 from atoll.coordinator.chaos import CoordinatorChaos
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
@@ -32,6 +33,7 @@ from atoll.coordinator.run.events import (
     ExportAsked,
     GraphReady,
     MoveJudged,
+    PeerLeaving,
     ReplanAsked,
     RunEvent,
     StopAsked,
@@ -55,6 +57,7 @@ from atoll.coordinator.vault import Vault, VaultSettings
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import AtollError, JobError, RunFailed
 from atoll.protocol.fault_points import FaultPoints
+from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job
 from atoll.protocol.probe_server import ProbesServicer
 from atoll.protocol.transfer import COORDINATOR
@@ -65,6 +68,8 @@ _log = logging.getLogger(__name__)
 Reply = TypeVar("Reply")
 
 TICK_SECONDS = 0.25
+OPERATOR_SECONDS = 540.0
+"""How long an operator waits for weights or a plan; the commands themselves give up a little later."""
 END_SECONDS = 3.0
 """How long peers may take to hear that the run is over."""
 
@@ -217,7 +222,7 @@ class Coordinator:
         future: asyncio.Future[operator_pb2.ExportReply] = asyncio.get_running_loop().create_future()
         self._exports.append(future)
         self._post(ExportAsked())
-        return await future
+        return await self._answer(future, "the weights were not written")
 
     async def replan(self) -> operator_pb2.ReplanReply:
         """Look for a plan that is worth a move, and move if there is one. Raises RunFailed when there is none to leave."""
@@ -226,7 +231,28 @@ class Coordinator:
         future: asyncio.Future[operator_pb2.ReplanReply] = asyncio.get_running_loop().create_future()
         self._replans.append(future)
         self._post(ReplanAsked())
-        return await future
+        return await self._answer(future, "no plan was found or refused")
+
+    async def _answer(self, future: asyncio.Future[Reply], otherwise: str) -> Reply:
+        """What the run answers to the operator, who does not wait for ever. Raises RunFailed."""
+        try:
+            return await asyncio.wait_for(future, OPERATOR_SECONDS)
+        except TimeoutError:
+            raise RunFailed(f"{otherwise} within {OPERATOR_SECONDS:g} s: the run {self._machine.waiting()}") from None
+
+    def remove_peer(self, name: str, hand_over_seconds: float) -> bool:
+        """Bar the name and, where a peer of that name is here, end its session once others have what it holds; False when
+        none is here."""
+        peer = PeerId(name)
+        here = self._sessions.find(peer) is not None
+        self._sessions.membership.bar(name)
+        seconds = min(max(0.0, hand_over_seconds), translation.MAX_HAND_OVER_SECONDS)
+        self._post(PeerLeaving(peer=peer, reason="removed by the operator", hand_over_seconds=seconds, removed=True))
+        return here
+
+    def allow_peer(self, name: str) -> bool:
+        """Let a name that was removed join again; False when it was not barred."""
+        return self._sessions.membership.allow(name)
 
     async def close(self) -> None:
         """Tell the peers, stop the server, end every task and thread. Harmless when done already."""

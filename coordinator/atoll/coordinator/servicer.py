@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Protocol
 
 import grpc
@@ -50,6 +51,10 @@ class OperatorDesk(Protocol):
 
     async def replan(self) -> operator_pb2.ReplanReply: ...
 
+    def remove_peer(self, name: str, hand_over_seconds: float) -> bool: ...
+
+    def allow_peer(self, name: str) -> bool: ...
+
 
 class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
     """Sessions and state transfers of peers."""
@@ -69,7 +74,8 @@ class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
         verdict = self._sessions.admit(translation.introduction(first.join), context.peer())
         if isinstance(verdict, Refusal):
             rejected = session_pb2.Rejected(reason=verdict.reason, again=verdict.again)
-            await context.write(session_pb2.CoordinatorMessage(rejected=rejected))
+            with contextlib.suppress(TimeoutError):  # it does not even read why
+                await asyncio.wait_for(context.write(session_pb2.CoordinatorMessage(rejected=rejected)), JOIN_SECONDS)
             return
         await self._sessions.converse(verdict, context)
 
@@ -129,3 +135,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
             return await self._desk.replan()
         except AtollError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def RemovePeer(self, request: operator_pb2.RemovePeerRequest, context: object) -> operator_pb2.RemovePeerReply:
+        """End a peer's session and bar its name."""
+        return operator_pb2.RemovePeerReply(was_here=self._desk.remove_peer(request.name, request.hand_over_seconds))
+
+    async def AllowPeer(self, request: operator_pb2.AllowPeerRequest, context: object) -> operator_pb2.AllowPeerReply:
+        """Let a barred name join again."""
+        return operator_pb2.AllowPeerReply(was_barred=self._desk.allow_peer(request.name))

@@ -25,6 +25,9 @@ MAX_UNACKNOWLEDGED_BYTES = 64 * 2**20
 """How far batches may run ahead of what a peer has taken. Bounds this process's memory, whatever an evaluation's size."""
 
 
+TAKING_SECONDS = 120.0
+"""How long a peer may take none of its batches. It is alive, for its lease holds, but the batches of others wait too."""
+
 LAST_WORD_SECONDS = 1.0
 """For a peer that may not even read any more."""
 
@@ -56,10 +59,13 @@ class PeerSession:
         self._outbox.put(message)
 
     async def send(self, message: EncodedMessage) -> None:
-        """Queue a message, once the peer has taken enough of the earlier ones."""
+        """Queue a message, once the peer has taken enough of the earlier ones; a peer that takes none for long is given up."""
         self._forget_settled()
         while sum(size for _, size in self._flying) > MAX_UNACKNOWLEDGED_BYTES:
-            await asyncio.wait((self._flying[0][0],))
+            done, _ = await asyncio.wait((self._flying[0][0],), timeout=TAKING_SECONDS)
+            if not done:
+                self.close(f"it took none of what it was sent for {TAKING_SECONDS:g} s")
+                return
             self._forget_settled()
         self._flying.append((self._outbox.submit(message), message.num_bytes))
 
@@ -74,8 +80,12 @@ class PeerSession:
 
     def expel(self, reason: str) -> None:
         """Tell the peer why it is taken for lost, in case it is there after all, and close the stream."""
+        self.dismiss(session_pb2.CoordinatorMessage(rejected=session_pb2.Rejected(reason=reason, again=True)), reason)
+
+    def dismiss(self, word: session_pb2.CoordinatorMessage, reason: str) -> None:
+        """Say ``word`` as the last one, and close the stream soon, whether it was read or not."""
         self._close_reason = reason
-        self.end(session_pb2.CoordinatorMessage(rejected=session_pb2.Rejected(reason=reason, again=True)))
+        self.end(word)
         asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, self._closing.set)
 
     def close(self, reason: str) -> None:

@@ -101,6 +101,18 @@ class Sessions:
             session.expel(reason)
             self._forget(session)
 
+    def let_go(self, peer: PeerId, reason: str, *, removed: bool = False) -> None:
+        """End the session of a peer that leaves, or that the operator removed, with a last word."""
+        session = self._sessions.get(peer)
+        if session is None:
+            return
+        word = session_pb2.CoordinatorMessage(may_leave=session_pb2.MayLeave())
+        if removed:
+            rejected = session_pb2.Rejected(reason=f"{reason}: {Membership.barred_reason(peer)}", again=False)
+            word = session_pb2.CoordinatorMessage(rejected=rejected)
+        session.dismiss(word, reason)
+        self._forget(session)
+
     def expel_silent(self) -> None:
         """End the sessions whose lease is over."""
         for member in self.membership.expired(time.monotonic()):

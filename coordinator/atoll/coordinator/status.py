@@ -104,7 +104,7 @@ def _peer(name: PeerId, entry: RosterEntry, sources: Sources, now: float) -> ope
         layers=layers,
         memory_bytes=entry.offer.memory_bytes,
         flops_per_second=entry.offer.flops_per_second,
-        phase=(entry.phase or entry.reason) if entry.state.present else entry.reason,
+        phase=(entry.left_out or entry.phase or entry.reason) if entry.state.present else entry.reason,
         waiting_for=entry.waiting_for or "",
         bytes_sent=sources.measurements.bytes_sent(name),
         machine=entry.offer.machine,

@@ -21,7 +21,7 @@ from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.probe_results import ProbeResult, probe_result
-from atoll.coordinator.probe_schedule import ProbeParty, probe_pairs, probe_party
+from atoll.coordinator.probe_schedule import ProbeParty, again_pair, probe_pairs, probe_party
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.segment_measuring import SegmentMeasuring, prepare_measuring
 from atoll.coordinator.sessions import Sessions
@@ -36,12 +36,13 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surveyed:
     """What a plan is made with: ``offers`` count on each peer taking ``factors`` times longer than it measured. ``events`` are
-    what is new, to be told."""
+    what is new, to be told; ``shown`` the pairs of which it was to be found out whether their link is in order, and is."""
 
     offers: tuple[PeerOffer, ...]
     factors: Mapping[PeerId, float]
     network: Network
     events: tuple[MeasurementEvent, ...]
+    shown: frozenset[frozenset[PeerId]] = frozenset()
 
 
 class Surveyor:
@@ -74,16 +75,26 @@ class Surveyor:
         self._model, self._feed = model, feed
 
     async def complete(
-        self, generation: Generation, peers: Sequence[PeerOffer], progress: Callable[[str], None] = lambda doing: None
+        self,
+        generation: Generation,
+        peers: Sequence[PeerOffer],
+        progress: Callable[[str], None] = lambda doing: None,
+        again: frozenset[frozenset[PeerId]] = frozenset(),
     ) -> Surveyed:
-        """All that is to be known of ``peers``, what is not known yet asked of them first. ``progress`` is told what is being
-        done, as the rest of a sentence. A later call takes over from an earlier one, which returns with what it has."""
+        """All that is to be known of ``peers``, what is not known yet asked of them first, and the links of the pairs ``again``
+        in any case. ``progress`` is told what is being done, as the rest of a sentence. A later call takes over from an earlier
+        one, which returns with what it has."""
         survey, measuring = await self._prepare()
         self._round += 1
         own_round = self._round
         self._changed.set()
         parties = self._parties(offer.name for offer in peers)
-        survey.aim(parties, probe_pairs(parties, known=survey.known_pairs))
+        known = {party.name for party in parties}
+        anew = tuple(again_pair(pair) for pair in sorted(again, key=sorted) if pair <= known)
+        survey.reopen(anew)
+        self.findings.forget_links(again)
+        pairs = probe_pairs(parties, known=(*survey.known_pairs, *anew))
+        survey.aim(parties, (*anew, *pairs))
         began = time.monotonic()
         await self._carry_out(survey, measuring, generation, lambda: self._round != own_round, progress)
         _log.info("surveyed %d peers in %.1f s", len(parties), time.monotonic() - began)
@@ -95,6 +106,7 @@ class Surveyor:
             factors={offer.name: self.findings.factor(offer.name) for offer in peers},
             network=network,
             events=self.findings.news([party.name for party in parties], network, measuring),
+            shown=frozenset(pair for pair in again if self.findings.is_probed(pair)),
         )
 
     def network(self) -> Network:

@@ -99,6 +99,12 @@ class Survey:
         self._pairs = tuple(pairs)
         assert all(end in self._parties for pair in self._pairs for end in _ends(pair) if end is not None), "a stranger's link"
 
+    def reopen(self, pairs: Iterable[ProbePair]) -> None:
+        """What was found out of these links, or given up, is not to be counted on any more."""
+        for pair in pairs:
+            self._settled_pairs.pop(_ends(pair), None)
+            self._tried.pop(_ends(pair), None)
+
     @property
     def known_pairs(self) -> tuple[ProbePair, ...]:
         """The links that were probed or given up."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TypeAlias
 
 import torch
 
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
+from atoll.coordinator.moves import blocked
+from atoll.coordinator.planning.avoidance import avoiding, neighbours, refuse_needed
 from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
 from atoll.coordinator.planning.replanning import MoveCost, replan
 from atoll.coordinator.planning.segments import PeerOffer, Segments, state_copies
+from atoll.coordinator.run.roster import listed
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
 from atoll.coordinator.tracing.segments import segments_of
@@ -26,12 +30,15 @@ from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.coordinator.tracing.source import BuiltModel, open_source
 from atoll.coordinator.tracing.trace import trace
 from atoll.coordinator.wishes import constraints_of, offers_under, pinned_segments
-from atoll.protocol.errors import TraceError
+from atoll.protocol.errors import PlacementError, TraceError
 from atoll.protocol.graph import OpGraph, StageGraph, bind
+from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job
 from atoll.protocol.state import changing_names
 
 _log = logging.getLogger(__name__)
+
+Pairs: TypeAlias = frozenset[frozenset[PeerId]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,17 @@ class Proposal:
     plan: Plan
     graphs: tuple[StageGraph, ...]
     summaries: tuple[StageSummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """Links that a plan must do without: those of the pairs in ``broken``, be it for tensors or for state. ``holders`` have the
+    state, in stages as under ``previous``; None: nothing is learned yet."""
+
+    broken: Pairs
+    previous: Plan | None = None
+    holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+    steps_left: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +96,58 @@ class TracedModel:
             constraints=constraints_of(self.job, self.pins, peers),
         )
 
-    def propose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Proposal:
-        """Place the stages on ``peers``. Raises PlacementError."""
-        return self.sliced(as_plan(plan_placement(self.request(peers, network)), self.segments))
+    def propose(self, peers: Sequence[PeerOffer], network: Network | None = None, around: Around | None = None) -> Proposal:
+        """Place the stages on ``peers``, without the links that ``around`` names. Raises PlacementError."""
+        try:
+            if around is not None and around.previous is not None:
+                request, cost = self._request(peers, network, around.broken), self._move_cost()
+                planned = replan(request, around.previous, cost=cost, steps_left=around.steps_left).planned
+            else:
+                planned = plan_placement(self._request(peers, network, around.broken if around is not None else frozenset()))
+        except PlacementError as error:
+            raise self._naming_layers(error) from error
+        proposal = self.sliced(as_plan(planned, self.segments))
+        if around is not None:
+            self._check(proposal, around.broken, around.holders)
+        return proposal
+
+    def _request(self, peers: Sequence[PeerOffer], network: Network | None, broken: Pairs) -> PlanRequest:
+        request = self.request(peers, network)
+        return replace(request, network=avoiding(request.network, broken)) if broken else request
+
+    def _move_cost(self) -> MoveCost:
+        optimizer = self.job.training.optimizer
+        return MoveCost(state_copies=state_copies(optimizer.name, optimizer.momentum))
+
+    def _check(self, proposal: Proposal, broken: Pairs, holders: Mapping[str, tuple[PeerId, ...]]) -> None:
+        plan, graphs = proposal.plan, proposal.graphs
+        refuse_needed((broken & neighbours(plan, graphs)) | blocked(graphs, plan.peers, holders, broken))
+
+    def _naming_layers(self, error: PlacementError) -> PlacementError:
+        """The same with the layers that find no room, as people know them."""
+        ranges = [module_range(self.graph.nodes[first:end]) for first, end in error.uncovered]
+        if not ranges:
+            return error
+        named = listed(first if first == last else f"{first} to {last}" for first, last in ranges)
+        told = f"{error}; uncovered: {named}"
+        return PlacementError(told, error.missing_bytes, uncovered=error.uncovered, hopeless=error.hopeless)
 
     def reconsider(
-        self, peers: Sequence[PeerOffer], current: Plan, steps_left: int, network: Network | None = None
+        self,
+        peers: Sequence[PeerOffer],
+        current: Plan,
+        steps_left: int,
+        network: Network | None = None,
+        broken: Pairs = frozenset(),
     ) -> tuple[Proposal | None, str]:
         """A plan that is worth leaving ``current`` for, None when there is none; and why. Raises PlacementError."""
-        optimizer = self.job.training.optimizer
-        cost = MoveCost(state_copies=state_copies(optimizer.name, optimizer.momentum))
-        found = replan(self.request(peers, network), current, cost=cost, steps_left=steps_left)
-        return (self.sliced(as_plan(found.planned, self.segments)) if found.move else None), found.reason
+        request = self._request(peers, network, broken)
+        found = replan(request, current, cost=self._move_cost(), steps_left=steps_left)
+        if not found.move:
+            return None, found.reason
+        proposal = self.sliced(as_plan(found.planned, self.segments))
+        self._check(proposal, broken, {})
+        return proposal, found.reason
 
     def sliced(self, plan: Plan) -> Proposal:
         """``plan`` with the graphs of its stages."""

@@ -13,6 +13,7 @@ from atoll.coordinator.run.events import (
     FaultReported,
     MicrobatchLoss,
     PeerGone,
+    PeerLeaving,
     PeerProgressed,
     PeerReady,
     PeerStored,
@@ -35,6 +36,7 @@ _FAULTS: Mapping[int, FaultKind] = {
     session_pb2.Fault.FAULT_MEMORY: FaultKind.MEMORY,
     session_pb2.Fault.FAULT_INTERNAL: FaultKind.INTERNAL,
 }
+MAX_HAND_OVER_SECONDS = 3600.0
 MAX_REASON_LENGTH = 1000  # a peer's words go into logs, events and other peers' screens
 
 
@@ -96,8 +98,7 @@ def run_event(peer: PeerId, message: session_pb2.PeerMessage) -> RunEvent:
         case "snapshot_copied":
             return _copied(peer, message.snapshot_copied)
         case "leave":
-            reason = message.leave.reason[:MAX_REASON_LENGTH] or "it gave no reason"
-            return PeerGone(peer=peer, reason=reason, left=True)
+            return _leave(peer, message.leave)
         case other:
             raise WireError(f"it sent {other or 'an empty message'} in the middle of a session")
 
@@ -131,6 +132,13 @@ def _copied(peer: PeerId, copied: session_pb2.SnapshotCopied) -> SnapshotCopied:
         num_bytes=copied.num_bytes,
         failure=copied.failure[:MAX_REASON_LENGTH],
     )
+
+
+def _leave(peer: PeerId, leave: session_pb2.Leave) -> PeerGone | PeerLeaving:
+    reason = leave.reason[:MAX_REASON_LENGTH] or "it gave no reason"
+    if not leave.hand_over_seconds > 0.0:  # nor a number at all
+        return PeerGone(peer=peer, reason=reason, left=True)
+    return PeerLeaving(peer=peer, reason=reason, hand_over_seconds=min(leave.hand_over_seconds, MAX_HAND_OVER_SECONDS))
 
 
 def _ready(peer: PeerId, ready: session_pb2.Ready) -> PeerReady:

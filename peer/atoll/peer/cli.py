@@ -53,8 +53,18 @@ def join(
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
     advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
     cache: Cache = None,
+    hand_over_seconds: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="When told to end, stay that long at most to hand layers over.")
+    ] = 30.0,
+    notice_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Ask this all the time whether the machine is about to be taken away, and leave then."
+        ),
+    ] = None,
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
+    from atoll.peer.notice import notice_url_of_flag
     from atoll.peer.profile import choose_device
     from atoll.peer.settings import PeerSettings, default_cache, default_name, rate_of_flag, size_of_flag
     from atoll.protocol.channel import parse_address
@@ -73,6 +83,8 @@ def join(
         max_upload=None if max_upload is None else rate_of_flag(max_upload, "--max-upload"),
         max_download=None if max_download is None else rate_of_flag(max_download, "--max-download"),
         chaos=FaultPoints.from_environment(os.environ),
+        hand_over_seconds=hand_over_seconds,
+        notice_url=None if notice_url is None else notice_url_of_flag(notice_url),
     )
     raise typer.Exit(asyncio.run(_run(settings)))
 
@@ -124,8 +136,8 @@ async def _run(settings: PeerSettings) -> int:
 
     peer = Peer(settings)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, peer.leave, "interrupted", ExitCode.INTERRUPTED)
-    loop.add_signal_handler(signal.SIGTERM, peer.leave, "told to end", ExitCode.FINISHED)
+    loop.add_signal_handler(signal.SIGINT, peer.leave_in_order, "interrupted", ExitCode.INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, peer.leave_in_order, "told to end", ExitCode.FINISHED)
     outcome = await peer.run()
     print(outcome.reason, file=sys.stderr)
     return outcome.exit_code

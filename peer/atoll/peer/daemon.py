@@ -17,6 +17,7 @@ from atoll.peer.faults import fault_of
 from atoll.peer.handling import handling_seconds
 from atoll.peer.lending import Lending
 from atoll.peer.memory_use import MemoryUse
+from atoll.peer.notice import watch_for_notice
 from atoll.peer.probing import answer_probe
 from atoll.peer.profile import Profile, measure
 from atoll.peer.session import Session, SessionState
@@ -33,6 +34,7 @@ from atoll.peer.session_values import (
     Finish,
     Instruction,
     KeepOnly,
+    LeaveLater,
     LeaveRequested,
     LendOut,
     LinksReady,
@@ -47,6 +49,7 @@ from atoll.peer.session_values import (
     Uploaded,
     UploadFailed,
     UseCodecs,
+    Warn,
 )
 from atoll.peer.settings import PeerSettings, software_version
 from atoll.peer.snapshots import Snapshots, held_message
@@ -87,7 +90,7 @@ class Peer:
         """Joins and works until the run or this peer ends; never raises for what other processes or the network do."""
         self._outcome = asyncio.get_running_loop().create_future()
         if self._leaving is not None:
-            self.leave(self._leaving.reason, self._leaving.exit_code)
+            self._finish(Outcome(exit_code=self._leaving.exit_code, reason=self._leaving.reason))
         start = asyncio.create_task(self._start())
         try:
             await asyncio.wait((start, self._outcome), return_when=asyncio.FIRST_COMPLETED)
@@ -101,12 +104,28 @@ class Peer:
 
     def leave(self, reason: str, exit_code: int = ExitCode.FINISHED) -> None:
         """Announces that this peer leaves, and ends it; on the loop, at any moment."""
+        self._request_leave(LeaveRequested(reason=reason, exit_code=exit_code))
+
+    def leave_in_order(self, reason: str, exit_code: int = ExitCode.FINISHED) -> None:
+        """The same once others have what it holds, or the time for that is over; the second time at once."""
+        seconds = self._settings.hand_over_seconds
+        self._request_leave(LeaveRequested(reason=reason, exit_code=exit_code, hand_over_seconds=seconds))
+
+    def _request_leave(self, request: LeaveRequested) -> None:
         if self._outcome is None:
-            self._leaving = LeaveRequested(reason=reason, exit_code=exit_code)
+            self._leaving = request
         elif self._connection is not None:
-            self._feed(LeaveRequested(reason=reason, exit_code=exit_code))
+            self._feed(request)
         else:
-            self._finish(Outcome(exit_code=exit_code, reason=reason))
+            self._finish(Outcome(exit_code=request.exit_code, reason=request.reason))
+
+    def _leave_later(self, leave: LeaveRequested) -> None:
+        seconds = leave.hand_over_seconds
+        _log.info(
+            "%s: leaves once others have what it holds, within %g s; a second signal ends it at once", leave.reason, seconds
+        )
+        over = f"{leave.reason}; others did not have all that it holds within {seconds:g} s"
+        asyncio.get_running_loop().call_later(seconds, self.leave, over)
 
     async def _start(self) -> None:
         settings = self._settings
@@ -134,6 +153,8 @@ class Peer:
         join.snapshots.extend(held_message(snapshot) for snapshot in held)
         connection.tell(session_pb2.PeerMessage(join=join))
         self._spawn(self._watch_joining(), self._tasks)
+        if settings.notice_url is not None:
+            self._spawn(watch_for_notice(settings.notice_url, self.leave_in_order), self._tasks)
 
     async def _close(self, start: asyncio.Task[None]) -> None:
         if self._engine is not None:
@@ -250,6 +271,10 @@ class Peer:
                 self._spawn(self._copy(instruction.copy), self._tasks)
             case KeepOnly():
                 self._spawn(self._snapshots.keep_only(instruction.steps), self._tasks)
+            case LeaveLater():
+                self._leave_later(instruction.leave)
+            case Warn():
+                _log.warning("%s", instruction.text)
             case Finish():
                 self._finish(instruction.outcome)
 

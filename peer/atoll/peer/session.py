@@ -8,6 +8,8 @@ coordinator's stream is in order. After a fault the peer waits for the coordinat
 
 A change of plan after a commit begins with Lend: the stage is dropped, its state kept and lent. An assignment of the same
 generation may follow; without one the peer is a spare. What was kept ends with the first commit under that generation.
+
+A peer that leaves says so and goes on as before, computing and lending, until MayLeave, the run's end, or the end of its time.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from atoll.peer.session_values import (
     Finish,
     Instruction,
     KeepOnly,
+    LeaveLater,
     LeaveRequested,
     LendOut,
     LinksReady,
@@ -62,6 +65,7 @@ from atoll.peer.session_values import (
     Uploaded,
     UploadFailed,
     UseCodecs,
+    Warn,
 )
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
@@ -94,6 +98,7 @@ class Session:
         self._loaded = False
         self._lending = False
         self._fetched = (0, 0.0)
+        self.leaving: LeaveRequested | None = None
 
     def handle(self, event: SessionEvent) -> list[Instruction]:
         """What to do now. Nothing is ever done once the session has ended."""
@@ -103,8 +108,9 @@ class Session:
             return self._from_coordinator(event)
         match event:
             case LeaveRequested():
-                leave = session_pb2.PeerMessage(leave=session_pb2.Leave(reason=event.reason))
-                return [Tell(leave), *self._finish(event.exit_code, event.reason)]
+                return self._leave(event)
+            case ConnectionLost() if self.leaving is not None:
+                return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; {event.reason}")
             case ConnectionLost():
                 return self._finish(ExitCode.FAILED, event.reason)
             case AssignmentArrived():
@@ -126,6 +132,20 @@ class Session:
             case LinksReady() | StateFetched() | ShellFault():
                 return []
         return self._from_compute(event)
+
+    def _leave(self, event: LeaveRequested) -> list[Instruction]:
+        patient = self.leaving is None and self.state is not SessionState.JOINING and event.hand_over_seconds > 0.0
+        seconds = event.hand_over_seconds if patient else 0.0
+        told = Tell(session_pb2.PeerMessage(leave=session_pb2.Leave(reason=event.reason, hand_over_seconds=seconds)))
+        if not patient:
+            return [told, *self._finish(event.exit_code, event.reason)]
+        self.leaving = event
+        return [told, LeaveLater(event)]
+
+    def _may_leave(self) -> list[Instruction]:
+        if self.leaving is None:
+            return self._broken("it let this peer go, which had not asked for it")
+        return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; nothing is lost with this peer")
 
     def _from_coordinator(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:
         content = message.WhichOneof("content")
@@ -154,11 +174,17 @@ class Session:
                 return self._ended(message.end)
             case "rejected":
                 return self._rejected(message.rejected)
+            case "may_leave":
+                return self._may_leave()
+            case "cannot_hand_over":
+                return [Warn(f"nobody can take the layers of this peer yet: {message.cannot_hand_over.reason}")]
         return self._broken(f"it sent {content or 'an empty message'}, which this version does not expect here")
 
     def _ended(self, end: session_pb2.End) -> list[Instruction]:
         if end.finished:  # nobody will go back to a snapshot any more
             return [KeepOnly(frozenset()), *self._finish(ExitCode.FINISHED, end.reason or "the run finished")]
+        if self.leaving is not None:
+            return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; the run has ended: {end.reason}")
         return self._finish(ExitCode.FAILED, f"the run failed: {end.reason or 'the coordinator gave no reason'}")
 
     def _joined(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:

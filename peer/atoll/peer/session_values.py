@@ -85,10 +85,12 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequested:
-    """A person or a signal wants this peer to end with ``exit_code``."""
+    """A person, a signal or a notice wants this peer to end: once others have what it holds, for which it stays so long at
+    most; the second time, or without a session, at once and with ``exit_code``."""
 
     reason: str
     exit_code: int
+    hand_over_seconds: float = 0.0
 
 
 SessionEvent: TypeAlias = (
@@ -196,6 +198,20 @@ class KeepOnly:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveLater:
+    """Ask for this leave when its time to hand over is over."""
+
+    leave: LeaveRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the owner."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     outcome: Outcome
 
@@ -214,5 +230,7 @@ Instruction: TypeAlias = (
     | MeasureLink
     | CopyOver
     | KeepOnly
+    | LeaveLater
+    | Warn
     | Finish
 )

@@ -15,6 +15,7 @@ from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.quantities import parse_bytes, parse_rate
 
 CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
+HAND_OVER_SECONDS = 30.0  # providers of spot instances give 30 s or more
 ANY_PORT_LOOPBACK = "127.0.0.1:0"
 
 
@@ -25,8 +26,9 @@ class PeerSettings:
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this process takes in all; None means all that is free. ``connect_seconds`` is how long the
     coordinator may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
-    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it. ``chaos`` is what a fault
-    plan has this peer do.
+    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it. One that is asked to leave
+    stays ``hand_over_seconds`` at most; ``notice_url`` is asked all the time whether this machine is about to be taken away.
+    ``chaos`` is what a fault plan has this peer do.
     """
 
     coordinator: Address
@@ -42,6 +44,8 @@ class PeerSettings:
     max_upload: float | None = None
     max_download: float | None = None
     chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)
+    hand_over_seconds: float = HAND_OVER_SECONDS
+    notice_url: str | None = None
 
     @property
     def listen_address(self) -> str:

@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from atoll.protocol.ids import PeerId, StageIndex, StepNumber
+from atoll.protocol.ids import NodeIndex, PeerId, StageIndex, StepNumber
 
 
 class AtollError(Exception):
@@ -61,11 +61,21 @@ class TraceError(AtollError):
 
 
 class PlacementError(AtollError):
-    """No placement satisfies the memory limits. ``missing_bytes`` is by how much the best attempt fails."""
+    """No placement satisfies the limits. ``missing_bytes`` is by how much memory the best attempt fails, ``uncovered`` are the
+    ranges of nodes for which there is no room; ``hopeless``: whoever joined, there would be none."""
 
-    def __init__(self, message: str, missing_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        missing_bytes: int = 0,
+        *,
+        uncovered: tuple[tuple[NodeIndex, NodeIndex], ...] = (),
+        hopeless: bool = False,
+    ) -> None:
         super().__init__(message)
         self.missing_bytes = missing_bytes
+        self.uncovered = uncovered
+        self.hopeless = hopeless
 
 
 class WireError(AtollError):

@@ -162,7 +162,7 @@ async def test_an_interrupt_ends_a_run_within_seconds(tmp_path: Path) -> None:
 
 async def test_a_model_that_does_not_fit_says_by_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.peer.profile.free_memory_bytes", lambda device: 100_000)
-    deadlines = Deadlines(settle_seconds=0.05, memory_seconds=0.3)
+    deadlines = Deadlines(settle_seconds=0.05, waiting_seconds=5.0)
     async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0, min_peers=1, deadlines=deadlines) as run:
         run.join("small")
         outcome = await run.ended()

@@ -221,7 +221,7 @@ def test_a_model_that_does_not_fit_pauses_and_goes_on_when_someone_joins() -> No
     swarm = make_swarm(min_peers=1, memory_needed=2 * 10**9)
     swarm.start("a")
     assert told(swarm, PausedEvent) == [PausedEvent(reason="1.0 GiB more memory needed")]
-    assert str(swarm.machine.waiting()) == "is paused: 1.0 GiB more memory needed"
+    assert str(swarm.machine.waiting()) == "is paused: 1.0 GiB more memory needed; it gives up in 24.0 h"
     swarm.give(PeerJoined(offer=make_offer("b")))
     swarm.pass_time(1.0)
     finish(swarm)
@@ -232,7 +232,7 @@ def test_a_model_that_does_not_fit_pauses_and_goes_on_when_someone_joins() -> No
 def test_a_model_that_does_not_fit_in_time_fails_with_what_is_missing() -> None:
     swarm = make_swarm(min_peers=1, memory_needed=2 * 10**9)
     swarm.start("a")
-    swarm.pass_time(30.0)
+    swarm.pass_time(24 * 3600.0)
     assert swarm.ended is not None
     assert swarm.ended.reason == "1.0 GiB more memory needed"
 
@@ -301,7 +301,7 @@ def test_loading_that_fails_again_and_again_ends_the_run() -> None:
     for _ in range(3):
         swarm.pass_time(1.0)
         swarm.answer_all(lambda event: isinstance(event, PlanMade))
-        fault(swarm, A, FaultKind.LINK, accused=B)
+        fault(swarm, B, FaultKind.INTERNAL)
     assert swarm.ended is not None
     assert swarm.ended.reason == "b (stage 1) could not be loaded: it saw a NaN (tried 3 times)"
 
@@ -309,9 +309,9 @@ def test_loading_that_fails_again_and_again_ends_the_run() -> None:
 def test_nobody_joins() -> None:
     swarm = make_swarm()
     swarm.give(GraphReady(trainable=PARAMETERS, changing=frozenset(PARAMETERS)))
-    swarm.pass_time(3600.0)
+    swarm.pass_time(86400.0)
     assert swarm.ended is not None
-    assert swarm.ended.reason == ("gave up after 3600 s: the run waits for 2 more peers to join (0 of 2 are here)")
+    assert swarm.ended.reason == ("gave up after 86400 s: the run waits for 2 more peers to join (0 of 2 are here)")
 
 
 def test_an_export_happens_between_two_steps() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from atoll.coordinator.cli import finished, plan, run, snapshots, status, swarm
+from atoll.coordinator.cli import finished, peers, plan, run, snapshots, status, swarm
 from atoll.coordinator.cli.exits import exit_with
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app.command("swarm")(swarm.command)
 app.command("run")(run.command)
 app.command("plan")(plan.command)
 app.command("status")(status.status)
-app.command("peers")(status.peers)
+app.command("peers")(peers.command)
 app.command("snapshots")(snapshots.snapshots)
 app.command("stop")(status.stop)
 app.command("replan")(status.replan)

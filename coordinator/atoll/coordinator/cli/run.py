@@ -44,6 +44,7 @@ class RunOptions:
     json: bool
     held: bool
     resume: str | None = None
+    patience_seconds: float = 24 * 3600.0
 
 
 def command(
@@ -57,6 +58,9 @@ def command(
     ] = None,
     overrides: JobOverrides = None,
     as_json: EventsAsJson = False,
+    patience_hours: Annotated[
+        float, typer.Option(min=0.0, help="How long a run that cannot go on waits for peers before it ends.")
+    ] = 24.0,
     held: Annotated[bool, typer.Option("--held", hidden=True, help="End when standard input closes.")] = False,
 ) -> None:
     """Coordinates one run: waits for peers, places the model, trains, and writes the weights."""
@@ -71,12 +75,14 @@ def command(
         json=as_json,
         held=held,
         resume=resume,
+        patience_seconds=3600.0 * patience_hours,
     )
     raise typer.Exit(asyncio.run(run_job(options)))
 
 
 async def run_job(options: RunOptions) -> ExitStatus:
     """Runs the job to its end and returns the exit status; raises RunFailed with the reason when it fails."""
+    from atoll.coordinator.run.deadlines import Deadlines
     from atoll.coordinator.server import Coordinator, CoordinatorSettings  # torch is slow to import
     from atoll.protocol.fault_points import FaultPoints
 
@@ -89,6 +95,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
         min_peers=options.min_peers,
         chaos=FaultPoints.from_environment(os.environ),
         resume=options.resume,
+        deadlines=Deadlines(waiting_seconds=options.patience_seconds),
     )
     coordinator = Coordinator(settings, on_event=view.event)
     interruption = Interruption(coordinator.request_stop)

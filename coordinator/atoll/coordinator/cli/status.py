@@ -1,4 +1,4 @@
-"""`atoll status`, `peers`, `stop`, `replan` and `export`: questions to a running coordinator."""
+"""`atoll status`, `stop`, `replan` and `export`: questions to a running coordinator."""
 
 from __future__ import annotations
 
@@ -56,26 +56,19 @@ def status(target: Target = None, state: ExistingState = None, as_json: AsJson =
         print("\n".join([*status_lines(reply), *peer_lines(reply), *comparison_lines(reply)]))
 
 
-def peers(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
-    """Lists the peers of a run, what they hold and what they do."""
-    reply = ask_status(target, state)
-    lines = [json.dumps({"event": "peer", **as_dict(peer)}) for peer in in_order(reply)] if as_json else peer_lines(reply)
-    print("\n".join(lines or ["no peer has joined"] * (not as_json)))
-
-
 def stop(
     target: Target = None,
     state: ExistingState = None,
     reason: Annotated[str, typer.Option(help="Shown to everyone who takes part.")] = "stopped by the operator",
 ) -> None:
     """Ends a run before its last step; peers end as well."""
-    _ask(target, state, lambda stub: stub.Stop(StopRequest(reason=reason), timeout=STATUS_SECONDS))
+    ask(target, state, lambda stub: stub.Stop(StopRequest(reason=reason), timeout=STATUS_SECONDS))
     print("the run is ending")
 
 
 def replan(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
     """Looks for a better plan for a run that trains, and changes to it where that pays."""
-    reply: ReplanReply = _ask(target, state, lambda stub: stub.Replan(ReplanRequest(), timeout=REPLAN_SECONDS))
+    reply: ReplanReply = ask(target, state, lambda stub: stub.Replan(ReplanRequest(), timeout=REPLAN_SECONDS))
     if as_json:
         print(json.dumps({"event": "replan", "moved": reply.moved, "reason": reply.reason}))
     else:
@@ -102,19 +95,19 @@ def _exported(target: str | None, state: Path | None) -> tuple[Path, int]:
     folder = state if state is not None else Path(target) if target is not None else None
     if folder is not None and (folder / WEIGHTS).exists():
         return folder / WEIGHTS, read_history(folder).losses[-1][0]
-    reply: ExportReply = _ask(target, state, lambda stub: stub.Export(ExportRequest(), timeout=EXPORT_SECONDS))
+    reply: ExportReply = ask(target, state, lambda stub: stub.Export(ExportRequest(), timeout=EXPORT_SECONDS))
     return Path(reply.path), reply.step
 
 
 def ask_status(target: str | None, state: Path | None = None) -> StatusReply:
     """How the run at ``target`` stands. Raises UsageError or SessionError."""
-    reply: StatusReply = _ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
+    reply: StatusReply = ask(target, state, lambda stub: stub.Status(StatusRequest(), timeout=STATUS_SECONDS))
     return reply
 
 
 def ask_fleet(target: str | None) -> FleetReply:
     """What the coordinator at ``target`` knows of its peers and links. Raises UsageError or SessionError."""
-    reply: FleetReply = _ask(target, None, lambda stub: stub.Fleet(FleetRequest(), timeout=STATUS_SECONDS))
+    reply: FleetReply = ask(target, None, lambda stub: stub.Fleet(FleetRequest(), timeout=STATUS_SECONDS))
     return reply
 
 
@@ -211,7 +204,8 @@ def as_dict(message: StatusReply | PeerStatus | LinkStatus | SnapshotStatus) -> 
     return {field.name: getattr(message, field.name) for field in fields if field.message_type is None}
 
 
-def _ask(target: str | None, state: Path | None, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
+def ask(target: str | None, state: Path | None, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
+    """The answer of the coordinator at ``target``, or of the run kept in ``state``. Raises UsageError or SessionError."""
     if target is not None and state is not None:
         raise UsageError("give the coordinator or --state, not both")
     return asyncio.run(_ask_at(find_address(target if state is None else str(state)), question))

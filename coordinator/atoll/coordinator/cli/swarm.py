@@ -38,6 +38,8 @@ PATIENCE_SECONDS = 6.0
 """How long the processes may take to end by themselves once the run is over or interrupted."""
 AFTERMATH_SECONDS = 15.0
 """How long the coordinator may take to end after a peer that ended because the run did."""
+NOBODY_COMES_SECONDS = 60.0
+"""How long a run that cannot go on waits for peers: nobody else is expected on this machine."""
 POLL_SECONDS = 0.05
 DEFAULT_PEERS = 4
 MOST_PEERS = 64
@@ -177,6 +179,7 @@ class Swarm:
         (settings.state / LOGS).mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "atoll.coordinator", "run", str(settings.job), "--listen", self._listen]
         words += ["--state", str(settings.state), "--min-peers", str(len(settings.peers)), "--held"]
+        words += ["--patience-hours", str(NOBODY_COMES_SECONDS / 3600.0)]
         words += [word for override in settings.overrides for word in ("--set", override)]
         words += ["--json"] if settings.json else []
         variables = self._chaos.variables(COORDINATOR) if self._chaos is not None else None

@@ -12,6 +12,7 @@ from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.prediction import Predictor
 from atoll.coordinator.planning.quantities import format_bytes
 from atoll.protocol.errors import PlacementError
+from atoll.protocol.ids import NodeIndex
 
 _Attempt: TypeAlias = tuple[int, tuple[tuple[int, int, int], ...]]
 
@@ -25,9 +26,10 @@ def refuse(predictor: Predictor, constraints: Constraints) -> PlacementError:
         return PlacementError(f"plan.stages asks for {wanted} stages, but only {peers} joined; {fix}")
     if wanted is not None and wanted > num_segments:
         return PlacementError(
-            f"plan.stages asks for {wanted} stages, but the model can be cut into {num_segments} at most; lower plan.stages"
+            f"plan.stages asks for {wanted} stages, but the model can be cut into {num_segments} at most; lower plan.stages",
+            hopeless=True,
         )
-    missing, parts = _least_missing(predictor, constraints)
+    missing, parts, uncovered = _least_missing(predictor, constraints)
     if missing == 0:
         return PlacementError(
             "no placement satisfies the pins and the wish for trusted ends; remove one of them, or let more peers join"
@@ -36,12 +38,17 @@ def refuse(predictor: Predictor, constraints: Constraints) -> PlacementError:
     if constraints.recompute is False:
         fix += ", or set plan.recompute to auto"
     return PlacementError(
-        f"the model does not fit: {format_bytes(missing)} more memory needed ({'; '.join(parts)}); {fix}", missing
+        f"the model does not fit: {format_bytes(missing)} more memory needed ({'; '.join(parts)}); {fix}",
+        missing,
+        uncovered=uncovered,
     )
 
 
-def _least_missing(predictor: Predictor, constraints: Constraints) -> tuple[int, list[str]]:
-    """How many bytes the best attempt misses, and which of its stages miss them. Peers with the most memory come first."""
+def _least_missing(
+    predictor: Predictor, constraints: Constraints
+) -> tuple[int, list[str], tuple[tuple[NodeIndex, NodeIndex], ...]]:
+    """How many bytes the best attempt misses, which of its stages miss them, and the nodes that find no room with them. Peers
+    with the most memory come first."""
     peers = sorted(predictor.peers, key=lambda peer: (-peer.memory_bytes, peer.name))[: constraints.num_stages]
     need = _least_bytes(predictor, constraints)
     last = predictor.segments.num_segments
@@ -56,13 +63,16 @@ def _least_missing(predictor: Predictor, constraints: Constraints) -> tuple[int,
                 following[end] = min(following.get(end, candidate), candidate)
         best = following
     missing, ranges = best[last]
-    parts = []
+    parts, uncovered = [], []
+    positions = predictor.segments.positions
     for stage, (number, start, end) in enumerate(ranges):
         allowed, needed = allowed_bytes(peers[number], constraints), float(need[start, end])
         if needed > allowed:
             share = f"{format_bytes(allowed)} ({constraints.memory_share:.0%} of what it offers)"
             parts.append(f"stage {stage} needs {format_bytes(needed)} and {peers[number].name} can give {share}")
-    return missing, parts
+            covered = max((middle for middle in range(start + 1, end) if need[start, middle] <= allowed), default=start)
+            uncovered.append((positions[covered], positions[end]))
+    return missing, parts, tuple(uncovered)
 
 
 def _least_bytes(predictor: Predictor, constraints: Constraints) -> Matrix:

@@ -6,6 +6,7 @@ from collections import deque
 
 from atoll.coordinator.events import Event, FailedEvent
 from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.run.broken_links import BrokenLinks
 from atoll.coordinator.run.holdings import Holdings
 from atoll.coordinator.run.instructions import Announce, EndRun, Instruction, ReleaseState
 from atoll.coordinator.run.roster import Roster
@@ -37,9 +38,11 @@ class RunContext:
         self._last_line = 0
         self._went_back = False
         self.plan: Plan | None = None
+        self.last_plan: Plan | None = None
         self.names: tuple[frozenset[str], ...] = ()
         self.holdings = Holdings()
         self.roster = Roster()
+        self.links = BrokenLinks(settings.links)
         self.pending: set[PeerId] = set()
         self._out: list[Instruction] = []
         self._story: deque[str] = deque(maxlen=32)
@@ -111,6 +114,7 @@ class RunContext:
         self.journal_step = max(self.journal_step, step)
         self.stale.clear()
         keepers = tuple(peer for peer in self.holdings.peers if peer not in self.plan.peers)
+        self.last_plan = self.plan
         self.holdings.replace(dict(zip(self.plan.peers, self.names, strict=True)))
         return (ReleaseState(generation=self.generation, peers=keepers),) if keepers else ()
 

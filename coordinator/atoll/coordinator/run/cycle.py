@@ -88,15 +88,22 @@ class StepCycle:
             self.open.add(report)
             self._consider()
 
-    def void(self, reason: str, peer: PeerId | None, cure: str = "") -> None:
-        """Drop the open step everywhere because of ``peer``; it begins again when all have answered."""
+    def announce_void(self, reason: str, peer: PeerId | None) -> None:
+        """Tell that the open step is void, if there is one."""
+        context = self._context
+        if self.open is not None and context.phase.open:
+            context.announce(VoidEvent(step=self.open.step, reason=reason, peer=peer or "", stage=context.stage_of(peer)))
+
+    def void(self, reason: str, peer: PeerId | None, cure: str = "", *, counts: bool = True) -> None:
+        """Drop the open step everywhere because of ``peer``; it begins again when all have answered. Where that ``counts``, too
+        many of them end the run."""
         context = self._context
         assert context.plan is not None
         assert self.open is not None
         step = self.open.step
-        context.announce(VoidEvent(step=step, reason=reason, peer=peer or "", stage=context.stage_of(peer)))
-        self.voids_in_a_row += 1
-        if self.voids_in_a_row >= context.settings.max_voids:
+        self.announce_void(reason, peer)
+        self.voids_in_a_row += int(counts)
+        if counts and self.voids_in_a_row >= context.settings.max_voids:
             whose = f"because of {context.described(peer)}: " if peer is not None else ""
             what = "the evaluation after step" if self.open.evaluation else "step"
             context.fail(f"{what} {step} was void {self.voids_in_a_row} times in a row, {whose}{reason}{cure}")
@@ -132,15 +139,6 @@ class StepCycle:
         if not context.pending:
             assert self.open is not None
             self.begin(self.open.step, evaluation=self.open.evaluation)
-
-    def deadline_passed(self, blamed: PeerId | None) -> None:
-        """The open step took too long; ``blamed`` is the peer that the others wait for."""
-        assert self.open is not None
-        took = self._context.now - self.open.started
-        if self.open.missing:
-            self.void(f"it did not do its part of the step in {took:.0f} s", blamed)
-        else:
-            self._context.fail(f"the data gave no batch for step {self.open.step} in {took:.0f} s")
 
     def _send_batches_to(self, last: StepNumber) -> None:
         """Have the batches of all steps up to ``last`` sent, each once a generation."""

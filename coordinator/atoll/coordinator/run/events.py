@@ -60,6 +60,17 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLeaving:
+    """The peer is about to leave, once others have what it holds, for which it stays that long at most. ``removed``: it is the
+    operator who wants that."""
+
+    peer: PeerId
+    reason: str
+    hand_over_seconds: float
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProgressed:
     """What a peer does at the moment, and the peer it waits for, in its own words."""
 
@@ -88,12 +99,20 @@ class PlanMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinksShown:
+    """Probes have found the links of these pairs, which were taken for broken, in order."""
+
+    pairs: frozenset[frozenset[PeerId]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRefused:
-    """No plan for ``peers`` satisfies the limits; ``reason`` says by how much."""
+    """No plan for ``peers`` satisfies the limits; ``reason`` says by how much. ``hopeless``: whoever joins, there is none."""
 
     generation: Generation
     peers: tuple[PeerId, ...]
     reason: str
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +121,7 @@ class MoveJudged:
 
     since: Generation
     reason: str
+    look: int = 0
     proposed: PlanMade | None = None
 
 
@@ -263,10 +283,12 @@ class Tick:
 RunEvent: TypeAlias = (
     PeerJoined
     | PeerGone
+    | PeerLeaving
     | PeerProgressed
     | GraphReady
     | PlanMade
     | PlanRefused
+    | LinksShown
     | MoveJudged
     | PeersCompared
     | PlanningProgressed

@@ -52,11 +52,11 @@ class Holdings:
         self._names = {}
         self._learned = learned
 
-    def uncovered(self) -> tuple[str, ...]:
-        """The essential names that nobody holds; none before the first commit."""
+    def uncovered(self, without: PeerId | None = None) -> tuple[str, ...]:
+        """The essential names that nobody holds, not counting one peer; none before the first commit."""
         if not self._learned:
             return ()
-        return tuple(sorted(self.essential.difference(*self._names.values())))
+        return tuple(sorted(self.essential.difference(*(names for peer, names in self._names.items() if peer != without))))
 
     def holders(self) -> dict[str, tuple[PeerId, ...]]:
         """For each name, who holds it."""

@@ -18,28 +18,38 @@ from atoll.protocol.ids import Generation, PeerId, StepNumber
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakePlan:
-    """Place the stages on these peers; answered by PlanMade or PlanRefused. May be done in the background."""
+    """Place the stages on these peers; answered by PlanMade or PlanRefused. May be done in the background. The peers of a pair
+    in ``broken`` must not be neighbours, unless, where ``probed`` says so, a probe finds the link in order; then LinksShown
+    comes first. Nor must one of such a pair need state from the other: ``holders`` have it, in the stages of ``previous``."""
 
     generation: Generation
     peers: tuple[PeerOffer, ...]
+    broken: frozenset[frozenset[PeerId]] = frozenset()
+    probed: bool = False
+    previous: Plan | None = None
+    holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+    steps_left: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsiderMove:
     """Find out, while training goes on, whether changing from ``plan`` to a better one on these peers pays; answered by
-    MoveJudged."""
+    MoveJudged. A later ``look`` takes the place of an earlier one."""
 
     since: Generation
     plan: Plan
     peers: tuple[PeerOffer, ...]
     steps_left: int
+    look: int = 0
+    broken: frozenset[frozenset[PeerId]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
     """Write the plan to the journal, have whoever holds state of the committed step keep and lend it, and send each peer of the
     plan its stage. Of each name, ``holders`` says who holds its state in memory, ``on_disks`` who has it in a snapshot of that
-    step. ``stale`` are peers without a stage that hold state of a step which the run has left."""
+    step. ``stale`` are peers without a stage that hold state of a step which the run has left. The peers of a pair in
+    ``broken`` cannot give each other any state."""
 
     generation: Generation
     plan: Plan
@@ -47,6 +57,7 @@ class Assign:
     holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
     on_disks: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
     stale: tuple[PeerId, ...] = ()
+    broken: frozenset[frozenset[PeerId]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +197,23 @@ class ExpelPeer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LetGo:
+    """The run needs nothing more of a peer that leaves, or that the operator removed: end its session with that word."""
+
+    peer: PeerId
+    reason: str
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseHandOver:
+    """Tell these peers, which leave, that nobody can take what they hold."""
+
+    peers: tuple[PeerId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
     """Tell the outside."""
 
@@ -219,6 +247,8 @@ Instruction: TypeAlias = (
     | AskStore
     | CloseWeights
     | ExpelPeer
+    | LetGo
+    | RefuseHandOver
     | Announce
     | EndRun
 )

@@ -12,7 +12,9 @@ Each state has a deadline (``deadlines``), and ``waiting`` says whom a run waits
 
 from __future__ import annotations
 
-from atoll.coordinator.events import PausedEvent, PlanEvent, ResumedEvent, VoidEvent
+from dataclasses import replace
+
+from atoll.coordinator.events import PlanEvent
 from atoll.coordinator.planning.quantities import format_bytes
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
@@ -22,9 +24,11 @@ from atoll.coordinator.run.events import (
     FaultKind,
     FaultReported,
     GraphReady,
+    LinksShown,
     MoveJudged,
     PeerGone,
     PeerJoined,
+    PeerLeaving,
     PeerProgressed,
     PeerReady,
     PeersCompared,
@@ -46,12 +50,15 @@ from atoll.coordinator.run.events import (
     WorkFailed,
 )
 from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, MakePlan
+from atoll.coordinator.run.leaving import Leaving
 from atoll.coordinator.run.moving import Moving
+from atoll.coordinator.run.pausing import Pausing
 from atoll.coordinator.run.recovery import Recovery
 from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.storing import Storing
+from atoll.coordinator.run.troubles import Troubles
 from atoll.coordinator.run.waiting import Waiting, waiting
 from atoll.protocol.ids import PeerId, StepNumber
 
@@ -67,12 +74,14 @@ class RunMachine:
         self.recovery = Recovery(self.context)
         self.snapshotting = Snapshotting(self.context)
         self.cycle = StepCycle(self.context, self.recovery, self.snapshotting, self._proceed)
-        self.moving = Moving(self.context)
+        self.leaving = Leaving(self.context, self._forget, self._left)
+        self.moving = Moving(self.context, self.leaving.nobody_takes_over)
+        self.pausing = Pausing(self.context)
+        self.troubles = Troubles(self.context, self.cycle, self._leave_plan)
         self.storing = Storing(self.context, self.cycle, self._proceed)
         self._deadlines = settings.deadlines
         self._last_join = now
         self._planned_with: tuple[PeerId, ...] = ()
-        self._refused: frozenset[PeerId] | None = None
         self._loading_failures = 0
 
     def handle(self, event: RunEvent, now: float) -> tuple[Instruction, ...]:
@@ -88,6 +97,9 @@ class RunMachine:
             self._consider_planning()
         if now >= context.deadline:
             self._deadline_passed()
+        if not context.state.final:
+            self.leaving.settle()
+            self.troubles.settle()
         return context.take_instructions()
 
     def begin_at(self, step: StepNumber) -> None:
@@ -96,7 +108,8 @@ class RunMachine:
 
     def waiting(self) -> Waiting:
         """What the run waits for, and for whom."""
-        return waiting(self.context, self.cycle)
+        found = waiting(self.context, self.cycle)
+        return replace(found, what=f"{found.what}{self.pausing.progress()}")
 
     def _dispatch(self, event: RunEvent) -> None:
         match event:
@@ -104,6 +117,8 @@ class RunMachine:
                 self._peer_joined(event)
             case PeerGone():
                 self._peer_gone(event)
+            case PeerLeaving():
+                self._peer_leaving(event)
             case PeerProgressed():
                 self.context.roster.progressed(event.peer, event.phase, event.waiting_for)
             case GraphReady():
@@ -114,6 +129,8 @@ class RunMachine:
                 self._plan_made(event)
             case PlanRefused():
                 self._plan_refused(event)
+            case LinksShown():
+                self.context.links.shown(event.pairs)
             case MoveJudged():
                 self.moving.judged(event)
             case PeersCompared():
@@ -164,7 +181,8 @@ class RunMachine:
         context.snapshots.joined(event.offer.name, event.snapshots)
         self.snapshotting.joined(event)
         self._last_join = context.now
-        if context.state is RunState.WAITING and self._refused is None:
+        self.pausing.joined()
+        if context.state is RunState.WAITING:
             context.wait_at_most(self._deadlines.waiting_seconds)
 
     def _peer_gone(self, event: PeerGone) -> None:
@@ -176,10 +194,7 @@ class RunMachine:
         held = context.holdings.names_of(peer)
         how = f"{who} left ({reason})" if event.left else f"{who} was lost ({reason})"
         context.announce(*context.roster.remove(peer, reason, left=event.left))
-        context.holdings.forget(peer)
-        context.snapshots.gone(peer)
-        self.snapshotting.gone(peer, lost_stage=planned and not event.left)
-        context.stale.discard(peer)
+        self._forget(peer, lost_stage=planned and not event.left)
         if context.phase is Phase.STORING:
             matters = planned and self.storing.needs(peer)
         else:
@@ -189,6 +204,31 @@ class RunMachine:
             self.recovery.lost(peer, held if event.may_return else frozenset(), event.silent_seconds)
         if matters:
             self._fall_back(how)
+
+    def _forget(self, peer: PeerId, *, lost_stage: bool = False) -> None:
+        """The peer is gone, and with it what it had."""
+        context = self.context
+        context.holdings.forget(peer)
+        context.snapshots.gone(peer)
+        self.snapshotting.gone(peer, lost_stage=lost_stage)
+        context.stale.discard(peer)
+        self.troubles.forget(peer)
+
+    def _left(self, peer: PeerId, reason: str) -> None:
+        self._peer_gone(PeerGone(peer=peer, reason=reason, left=True))
+
+    def _peer_leaving(self, event: PeerLeaving) -> None:
+        """The peer goes, but not yet: plan without it while it still works and lends."""
+        context = self.context
+        if not context.roster.is_present(event.peer):
+            return
+        who = context.described(event.peer)
+        self.leaving.announced(event)
+        planned = context.plan is not None and event.peer in context.plan.peers
+        if (context.state is RunState.LOADING and planned) or context.state is RunState.PLANNING:
+            self._fall_back(f"{who} leaves ({event.reason})")
+        else:
+            self.moving.consider()
 
     def _fall_back(self, reason: str) -> None:
         """Leave the plan; the open step begins again under the next one, with the state that is left or was kept."""
@@ -202,9 +242,22 @@ class RunMachine:
             self.cycle.abandon()
         context.plan, context.names = None, ()
         context.roster.release()
-        self._refused = None
+        self.pausing.release()
         self.storing.interrupted()
         context.enter(RunState.WAITING, self._deadlines.waiting_seconds, reason)
+
+    def _leave_plan(self, reason: str) -> None:
+        """Leave a plan whose peers are all here still, as far as is known."""
+        context = self.context
+        loading = context.state is RunState.LOADING
+        self._fall_back(reason)
+        if loading:
+            self._let_sessions_tell()
+            self.pausing.hold(self._planned_with)
+
+    def _let_sessions_tell(self) -> None:
+        """If the cause is a peer that just died, its session tells before the peers have settled again."""
+        self._last_join = self.context.now
 
     def _expel(self, peer: PeerId, reason: str) -> None:
         self.context.emit(ExpelPeer(peer=peer, reason=reason))
@@ -220,7 +273,7 @@ class RunMachine:
         needed = 1 if context.journal_step else max(1, context.settings.min_peers)
         if self.cycle.trainable is None or len(offers) < needed or not settled:
             return
-        if self._refused == frozenset(offer.name for offer in offers):
+        if not self.pausing.may_plan(offer.name for offer in offers):
             return
         stood = context.moment
         if not self.recovery.settle():
@@ -230,24 +283,33 @@ class RunMachine:
         context.enter(RunState.PLANNING, self._deadlines.planning_seconds)
         context.grow_generation()
         self._planned_with = tuple(offer.name for offer in offers)
-        context.emit(MakePlan(generation=context.generation, peers=offers))
+        context.emit(
+            MakePlan(
+                generation=context.generation,
+                peers=offers,
+                broken=context.links.broken(context.now),
+                probed=self.pausing.paused,
+                previous=context.last_plan,
+                holders=context.holdings.holders(),
+                steps_left=context.settings.steps - context.committed,
+            )
+        )
 
     def _plan_refused(self, event: PlanRefused) -> None:
         context = self.context
         if context.state is not RunState.PLANNING or event.generation != context.generation:
             return
-        if self._refused is None:
-            context.announce(PausedEvent(reason=event.reason))
-        self._refused = frozenset(event.peers)
-        context.enter(RunState.WAITING, self._deadlines.memory_seconds, event.reason)
+        if event.hopeless:
+            context.fail(event.reason)
+            return
+        self.leaving.nobody_takes_over(event.reason)
+        self.pausing.refused(event.peers, event.reason)
 
     def _plan_made(self, event: PlanMade) -> None:
         context = self.context
         if context.state is not RunState.PLANNING or event.generation != context.generation:
             return
-        if self._refused is not None:
-            self._refused = None
-            context.announce(ResumedEvent(reason="the model fits the peers that are here now"))
+        self.pausing.planned()
         if self._left_for_a_better_snapshot():
             return
         self._load(event, self._planned_with)
@@ -269,6 +331,7 @@ class RunMachine:
                 holders=context.holdings.holders(),
                 on_disks=context.snapshots.holders(context.moment) if context.committed else {},
                 stale=tuple(sorted(context.stale.difference(plan.peers))),
+                broken=context.links.broken(context.now),
             )
         )
         context.announce(
@@ -332,6 +395,10 @@ class RunMachine:
             self._out_of_memory(event)
         elif event.fault not in TRANSIENT:
             context.fail(f"{context.described(blamed)} cannot run its stage: {event.reason}")
+        elif event.fault is FaultKind.CORRUPT and context.phase is not Phase.STORING and self._damaged(blamed, event.reason):
+            pass
+        elif self._is_about_a_link(event):
+            self.troubles.link_failed(event.peer, blamed, event.reason)
         elif context.state is RunState.LOADING:
             self._loading_failed(f"{context.described(blamed)} could not be loaded: {event.reason}")
         elif context.phase is Phase.STORING:
@@ -348,7 +415,7 @@ class RunMachine:
         stage = context.stage_of(event.peer)
         assert stage is not None
         if self.cycle.open is not None and context.phase.open:
-            context.announce(VoidEvent(step=self.cycle.open.step, reason=event.reason, peer=event.peer, stage=stage))
+            self.cycle.announce_void(event.reason, event.peer)
             # It has dropped what it kept beside its stage.
             context.holdings.keep_only(event.peer, context.names[stage])
         limit = int(context.settings.memory_factor * context.plan.stages[stage].memory_bytes)
@@ -361,9 +428,23 @@ class RunMachine:
         if self._loading_failures >= self.context.settings.max_voids:
             self.context.fail(f"{reason} (tried {self._loading_failures} times)")
         else:
-            # If the cause is a peer that just died, its session tells before the peers have settled again.
-            self._last_join = self.context.now
+            self._let_sessions_tell()
             self._fall_back(reason)
+
+    def _is_about_a_link(self, event: FaultReported) -> bool:
+        context = self.context
+        due = context.state is RunState.LOADING or context.phase.open
+        return due and event.fault is FaultKind.LINK and self.troubles.concerns_a_link(event)
+
+    def _damaged(self, sender: PeerId, reason: str) -> bool:
+        """Whether a damaged message was one too many; then the plan is left, and so is the sender's state, if it is that."""
+        context = self.context
+        loading = context.state is RunState.LOADING
+        if not self.troubles.damaged(sender, reason):
+            return False
+        if loading:
+            context.holdings.forget(sender)
+        return True
 
     # Time
 
@@ -379,14 +460,15 @@ class RunMachine:
 
     def _deadline_passed(self) -> None:
         context = self.context
-        if context.state is RunState.LOADING or context.phase is Phase.VOIDING:
+        if context.pending:
             what = "load its stage" if context.state is RunState.LOADING else "drop the void step"
+            what = "send its weights" if context.phase is Phase.STORING else what
             for peer in sorted(context.pending):
                 if not context.state.final:
                     self._expel(peer, f"it did not {what} in time")
         elif context.phase.open:
-            self.cycle.deadline_passed(next(iter(self.waiting().peers), None))
-        elif self._refused is not None and context.state is RunState.WAITING:
+            self.troubles.step_overdue()
+        elif self.pausing.paused and context.state is RunState.WAITING:
             context.fail(context.reason)
         else:
             context.fail(f"gave up after {context.now - context.entered:.0f} s: the run {self.waiting()}")

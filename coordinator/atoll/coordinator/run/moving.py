@@ -7,22 +7,27 @@ from those that hold it, and training goes on at the step after the last committ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from atoll.coordinator.events import MovedEvent
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.events import MoveJudged, PeerReady, PeersCompared, PlanMade
 from atoll.coordinator.run.instructions import ConsiderMove
 from atoll.coordinator.run.restraint import Restraint
+from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.states import RunState
 from atoll.protocol.ids import Generation, PeerId
 
 
 class Moving:
-    """``asked``: the operator wants a look to be taken."""
+    """``asked``: the operator wants a look to be taken. ``stuck`` is called, with the reason, when there is no plan without
+    the peers that leave."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, stuck: Callable[[str], None] = lambda reason: None) -> None:
         self._context = context
+        self._stuck = stuck
+        self._look = 0
+        self._stuck_with: frozenset[PeerId] | None = None
         self._restraint = Restraint(context.settings.restraint)
         self._plan_since = Generation(0)
         self._looking: tuple[PeerId, ...] | None = None
@@ -42,35 +47,67 @@ class Moving:
     def consider(self) -> None:
         """Look for a better plan, if there is reason to."""
         context = self._context
-        if context.state is not RunState.TRAINING or self._looking is not None or self._judged is not None:
+        if context.state is not RunState.TRAINING or context.plan is None:
+            return
+        if self._looking is not None and not all(map(context.roster.is_available, self._looking)):
+            self._looking = self._judged = None  # at peers that are gone, or about to go, meanwhile
+        if self._looking is not None or self._judged is not None:
             return
         offers = context.roster.offers()
         present = tuple(offer.name for offer in offers)
-        reason = "the operator asked" if self.asked else self._restraint.reason(context.committed, context.now, present)
-        if reason is None or context.plan is None:
+        reason = self._reason_to_look(present)
+        if reason is None:
             return
         self.asked, self._why, self._looking = False, reason, present
-        steps_left = context.settings.steps - context.committed
-        context.emit(ConsiderMove(since=self._plan_since, plan=context.plan, peers=offers, steps_left=steps_left))
+        self._look += 1
+        left = context.settings.steps - context.committed
+        context.emit(
+            ConsiderMove(
+                since=self._plan_since,
+                plan=context.plan,
+                peers=offers,
+                steps_left=left,
+                look=self._look,
+                broken=context.links.broken(context.now),
+            )
+        )
+
+    def _reason_to_look(self, present: tuple[PeerId, ...]) -> str | None:
+        context = self._context
+        leavers = self._leavers()
+        if leavers and frozenset(present) != self._stuck_with:
+            return f"{listed(leavers)} leave{'s' if len(leavers) == 1 else ''}"
+        if self.asked:
+            return "the operator asked"
+        return None if leavers else self._restraint.reason(context.committed, context.now, present)
+
+    def _leavers(self) -> tuple[PeerId, ...]:
+        """Those of the plan's peers that are about to go."""
+        context = self._context
+        return tuple(peer for peer in context.plan.peers if not context.roster.is_available(peer)) if context.plan else ()
 
     def judged(self, event: MoveJudged) -> None:
         """A look has come to its end. One at a plan that is over meanwhile is nothing to us."""
-        if event.since != self._plan_since or self._looking is None:
+        if event.since != self._plan_since or event.look != self._look or self._looking is None:
             return
-        if event.proposed is None:
-            self._restraint.kept(self._looking)
-            self._looking = None
-        else:
+        if event.proposed is not None:
             self._judged = event
+            return
+        looked, self._looking = self._looking, None
+        if self._leavers():
+            self._stuck_with = frozenset(looked)
+            self._stuck(event.reason)
+        else:
+            self._restraint.kept(looked)
 
     def take(self) -> PlanMade | None:
         """Between two steps: the plan to change to, if there is one and its peers are still here."""
         event, self._judged = self._judged, None
         if event is None or event.proposed is None:
             return None
-        present = all(self._context.roster.is_present(peer) for peer in event.proposed.plan.peers)
-        if not present:
+        if not all(map(self._context.roster.is_available, event.proposed.plan.peers)):
             self._looking = None
+            self.consider()
             return None
         self.interrupted(f"{self._why}: {event.reason}")
         return event.proposed
@@ -87,7 +124,7 @@ class Moving:
     def planned(self, peers: Iterable[PeerId]) -> None:
         """A new plan is being loaded, made in the knowledge of ``peers``."""
         self._plan_since = self._context.generation
-        self._looking = self._judged = None
+        self._looking = self._judged = self._stuck_with = None
         self._restraint.planned(peers)
         self._fetched_bytes, self._fetch_seconds = 0, 0.0
 

@@ -32,7 +32,8 @@ class PeerState(StrEnum):
 @dataclass(slots=True)
 class RosterEntry:
     """One peer; ``reason`` says why it is in that state, where there is something to say. ``phase`` and ``waiting_for`` are
-    what it last said about itself, ``shortages`` is how often it ran out of memory."""
+    what it last said about itself, ``shortages`` is how often it ran out of memory. ``left_out`` says why it is not planned
+    with although it is here, ``leaving`` that it is about to go."""
 
     offer: PeerOffer
     state: PeerState = PeerState.JOINED
@@ -40,6 +41,8 @@ class RosterEntry:
     phase: str = ""
     waiting_for: PeerId | None = None
     shortages: int = 0
+    left_out: str = ""
+    leaving: bool = False
 
 
 class Roster:
@@ -58,10 +61,23 @@ class Roster:
         entry = self._entries.get(peer)
         return entry is not None and entry.state.present
 
+    def is_available(self, peer: PeerId) -> bool:
+        """Whether it is here and may be planned with, as a stage's peer or a spare."""
+        return self.is_present(peer) and not self._entries[peer].left_out
+
+    def is_leaving(self, peer: PeerId) -> bool:
+        return self.is_present(peer) and self._entries[peer].leaving
+
+    def leave_out(self, peer: PeerId, reason: str, *, leaving: bool = False) -> list[PeerEvent]:
+        """The peer is not planned with from now on, until it joins anew."""
+        entry = self._entries[peer]
+        entry.left_out, entry.leaving = reason, leaving
+        return self.change(peer, entry.state, reason)
+
     def offers(self) -> tuple[PeerOffer, ...]:
-        """What the peers that are here offer, in the order of their names, so that it does not matter who was quicker to
-        join."""
-        present = [entry.offer for entry in self._entries.values() if entry.state.present]
+        """What the peers that may be planned with offer, in the order of their names, so that it does not matter who was
+        quicker to join."""
+        present = [entry.offer for entry in self._entries.values() if entry.state.present and not entry.left_out]
         return tuple(sorted(present, key=lambda offer: natural_order(offer.name)))
 
     def join(self, offer: PeerOffer, state: PeerState) -> list[PeerEvent]:
@@ -113,14 +129,14 @@ class Roster:
         for name, entry in self._entries.items():
             if entry.state.present:
                 state = PeerState.LOADING if name in plan.peers else PeerState.SPARE
-                events += self.change(name, state, reasons.get(name, ""))
+                events += self.change(name, state, entry.left_out or reasons.get(name, ""))
         return events
 
     def release(self) -> None:
         """No plan holds any more: whoever is here may be planned with."""
         for entry in self._entries.values():
             if entry.state.present:
-                entry.state, entry.reason = PeerState.JOINED, ""
+                entry.state, entry.reason = PeerState.JOINED, entry.left_out
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from atoll.coordinator.run.broken_links import BrokenLinkSettings
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.restraint import RestraintSettings
 from atoll.coordinator.run.rollback import PatienceSettings
@@ -62,8 +63,9 @@ class RunSettings:
     with ``evaluate_without_codecs`` each is done twice.
     A snapshot is taken every ``snapshot_every`` steps (None: as often as pays), and each part of it kept by ``copies`` more
     peers; with ``has_store`` it is put into the job's store as well.
-    A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run. A peer that ran out of
-    memory is planned with ``memory_factor`` of what it was to need, and left out after ``max_shortages`` such times."""
+    A step that is void ``max_voids`` times in a row, or stages that fail to load as often, end the run; faults of links between
+    peers do not count, for these may come back. A peer that ran out of memory is planned with ``memory_factor`` of what it was
+    to need, and left out after ``max_shortages`` such times."""
 
     steps: int
     schedule: LearningRateSchedule
@@ -79,5 +81,6 @@ class RunSettings:
     copies: int = 0
     has_store: bool = False
     patience: PatienceSettings = field(default_factory=PatienceSettings)
+    links: BrokenLinkSettings = field(default_factory=BrokenLinkSettings)
     restraint: RestraintSettings = field(default_factory=RestraintSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)

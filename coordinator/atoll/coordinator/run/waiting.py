@@ -83,6 +83,17 @@ def _described(context: RunContext, peer: PeerId) -> str:
     return f"{peer} ({details})" if details else str(peer)
 
 
+def stuck_pair(context: RunContext, missing: Iterable[PeerId]) -> tuple[PeerId, PeerId] | None:
+    """Two peers of the plan that wait for each other, by what they say: messages between them are lost."""
+    roster = context.roster
+    for peer in missing:
+        last = _last_in_chain(context, peer)
+        other = roster.waiting_for(last)
+        if other is not None and context.stage_of(other) is not None and roster.waiting_for(other) == last:
+            return last, other
+    return None
+
+
 def _last_in_chain(context: RunContext, peer: PeerId) -> PeerId:
     """The peer that ``peer`` waits for in the end, by what they say themselves."""
     seen = {peer}

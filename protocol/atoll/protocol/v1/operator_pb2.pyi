@@ -220,3 +220,29 @@ class ReplanReply(_message.Message):
     moved: bool
     reason: str
     def __init__(self, moved: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RemovePeerRequest(_message.Message):
+    __slots__ = ("name", "hand_over_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    hand_over_seconds: float
+    def __init__(self, name: _Optional[str] = ..., hand_over_seconds: _Optional[float] = ...) -> None: ...
+
+class RemovePeerReply(_message.Message):
+    __slots__ = ("was_here",)
+    WAS_HERE_FIELD_NUMBER: _ClassVar[int]
+    was_here: bool
+    def __init__(self, was_here: bool = ...) -> None: ...
+
+class AllowPeerRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class AllowPeerReply(_message.Message):
+    __slots__ = ("was_barred",)
+    WAS_BARRED_FIELD_NUMBER: _ClassVar[int]
+    was_barred: bool
+    def __init__(self, was_barred: bool = ...) -> None: ...

@@ -59,6 +59,16 @@ class OperatorStub(object):
                 request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanReply.FromString,
                 _registered_method=True)
+        self.RemovePeer = channel.unary_unary(
+                '/atoll.protocol.v1.Operator/RemovePeer',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.RemovePeerRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.RemovePeerReply.FromString,
+                _registered_method=True)
+        self.AllowPeer = channel.unary_unary(
+                '/atoll.protocol.v1.Operator/AllowPeer',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.AllowPeerRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.AllowPeerReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer(object):
@@ -94,6 +104,18 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemovePeer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AllowPeer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +143,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Replan,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanReply.SerializeToString,
+            ),
+            'RemovePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemovePeer,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.RemovePeerRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.RemovePeerReply.SerializeToString,
+            ),
+            'AllowPeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.AllowPeer,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.AllowPeerRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_operator__pb2.AllowPeerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +290,60 @@ class Operator(object):
             '/atoll.protocol.v1.Operator/Replan',
             atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_operator__pb2.ReplanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemovePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.Operator/RemovePeer',
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.RemovePeerRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.RemovePeerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AllowPeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.Operator/AllowPeer',
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.AllowPeerRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_operator__pb2.AllowPeerReply.FromString,
             options,
             channel_credentials,
             insecure,

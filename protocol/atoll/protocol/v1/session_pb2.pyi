@@ -455,6 +455,12 @@ class MayLeave(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CannotHandOver(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class Probe(_message.Message):
     __slots__ = ("number", "peer", "address", "limit_seconds", "latency_only")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -478,7 +484,7 @@ class End(_message.Message):
     def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave")
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave", "cannot_hand_over")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +499,7 @@ class CoordinatorMessage(_message.Message):
     COPY_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     MAY_LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CANNOT_HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     frame: _frames_pb2.Frame
@@ -507,7 +514,8 @@ class CoordinatorMessage(_message.Message):
     copy_snapshot: CopySnapshot
     keep_snapshots: KeepSnapshots
     may_leave: MayLeave
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ...) -> None: ...
+    cannot_hand_over: CannotHandOver
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ..., cannot_hand_over: _Optional[_Union[CannotHandOver, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
     __slots__ = ("peer", "generation", "names", "max_bytes_per_second")

@@ -1,0 +1,73 @@
+"""The network between two hosts is cut for half a minute, in the middle of a run: it goes on, around the cut or after it, and
+the numbers are those of the undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator.events import StepEvent
+from atoll.protocol.job import load_job
+from support.coordinated import coordinated
+from support.hosts import HostedRun, cut, hosted_run, hosts_for_test
+from support.swarm import write_job
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+CUT_SECONDS = 30.0
+RUN_SECONDS = 240.0
+STEPS = 150
+
+
+def job_of(folder: Path) -> Path:
+    """Long enough that a cut falls into it; links are found silent after five seconds."""
+    training = {"steps": STEPS, "batch": 4, "microbatch": 1, "evaluate_every": None}
+    network = {"link_seconds": 5.0, "compression": {"forward": "raw", "backward": "raw"}}
+    return write_job(folder, training=training, plan={"stages": 2}, network=network)
+
+
+async def check(run: HostedRun, job: Path, folder: Path) -> None:
+    """The run finishes with the losses of one that nothing disturbs."""
+    assert (await run.event("finished", within_seconds=RUN_SECONDS))["steps"] == STEPS
+    assert await run.ended() == 0
+    found = [event["loss"] for event in run.events if event["event"] == "step"]
+    async with coordinated(load_job(job), folder / "undisturbed", peers=2) as reference:
+        assert (await reference.ended()).finished
+        assert found == [event.loss for event in reference.told(StepEvent)]
+
+
+async def stages(run: HostedRun) -> list[str]:
+    """The peers of the first plan."""
+    await run.event("step", step=5)
+    plan = await run.event("plan")
+    return [stage["peers"][0] for stage in plan["stages"]]
+
+
+async def test_a_cut_between_two_peers_is_gone_around_where_there_is_a_third(tmp_path: Path) -> None:
+    coordinator, *peers = hosts_for_test(4)
+    job = job_of(tmp_path)
+    async with hosted_run(job, tmp_path / "state", coordinator, peers) as run:
+        one, other = [next(host for host in peers if host.name == name) for name in await stages(run)]
+        async with cut(one, other):
+            moved = await run.event("moved", within_seconds=CUT_SECONDS)
+            assert f"the link {' - '.join(sorted((one.name, other.name)))} is not counted on for a while" in moved["reason"]
+            step = run.events[-1].get("step", moved["step"])
+            await run.event("step", step=max(step, moved["step"]) + 2)
+        await check(run, job, tmp_path)
+    assert not [event for event in run.events if event["event"] == "paused"]
+
+
+async def test_a_cut_between_the_only_two_peers_is_waited_out(tmp_path: Path) -> None:
+    coordinator, *peers = hosts_for_test(3)
+    job = job_of(tmp_path)
+    async with hosted_run(job, tmp_path / "state", coordinator, peers) as run:
+        one, other = [next(host for host in peers if host.name == name) for name in await stages(run)]
+        async with cut(one, other):
+            paused = await run.event("paused", within_seconds=CUT_SECONDS)
+            assert "no plan does without the link" in paused["reason"]
+            await asyncio.sleep(CUT_SECONDS / 2)  # the cut itself lasts, whatever the run does
+            assert run.events[-1]["event"] != "step"
+        await run.event("resumed", within_seconds=RUN_SECONDS)
+        await check(run, job, tmp_path)
