@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from support.outcomes import RunOutcome, outcome_of
-from support.swarm import LocalSwarm, run_command, started_swarm, write_job
+from support.churn import disturbed, kill, undisturbed
+from support.outcomes import outcome_of
+from support.swarm import run_command, write_job
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 STEPS = 4
-RUN_SECONDS = 200.0
-
-
-def kill(phase: str, *, after: float | None = 0.2, **where: Any) -> dict[str, Any]:
-    """A kill whose victim starts again a moment later; never with ``after`` None."""
-    return {"fault": "kill", "phase": phase, **where, **({} if after is None else {"restart_after": after})}
-
-
-def written(folder: Path, faults: list[dict[str, Any]]) -> Path:
-    """A fault plan in a new folder."""
-    folder.mkdir()
-    plan = folder / "chaos.yaml"
-    plan.write_text(yaml.safe_dump({"faults": faults}))
-    return plan
-
-
-def swarm_log(folder: Path) -> str:
-    return (folder / "swarm.log").read_text()
-
-
-async def disturbed(folder: Path, job: Path, faults: list[dict[str, Any]], *words: str) -> tuple[LocalSwarm, str]:
-    """Runs a swarm through a plan to its end; what it was, and what it said."""
-    plan = written(folder, faults)
-    async with started_swarm(job, *words, "--chaos", plan, state=folder / "state") as swarm:
-        status = await swarm.ended(within_seconds=RUN_SECONDS)
-    log = swarm_log(folder)
-    assert status == 0, log
-    return swarm, log
-
-
-async def undisturbed(folder: Path, job: Path, *words: str) -> RunOutcome:
-    written(folder, [])
-    async with started_swarm(job, *words, state=folder / "state") as swarm:
-        assert await swarm.ended(within_seconds=RUN_SECONDS) == 0, swarm_log(folder)
-    return outcome_of(folder / "state")
 
 
 async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp_path: Path) -> None:

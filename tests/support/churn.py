@@ -1,0 +1,68 @@
+"""Swarms to which a fault plan happens, and what they must come to all the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.outcomes import RunOutcome, outcome_of
+from support.swarm import LocalSwarm, started_swarm
+
+RUN_SECONDS = 200.0
+PHASES_OF_STEPS = ("forward", "backward", "waiting for commit", "committing")
+PHASES_OF_CHANGES = ("loading", "transferring")
+
+
+def kill(phase: str, *, after: float | None = 0.2, **where: Any) -> dict[str, Any]:
+    """A kill whose victim starts again a moment later; never with ``after`` None."""
+    return {"fault": "kill", "phase": phase, **where, **({} if after is None else {"restart_after": after})}
+
+
+def written(folder: Path, faults: Sequence[dict[str, Any]]) -> Path:
+    """A fault plan in a new folder."""
+    folder.mkdir()
+    plan = folder / "chaos.yaml"
+    plan.write_text(yaml.safe_dump({"faults": list(faults)}))
+    return plan
+
+
+def swarm_log(folder: Path) -> str:
+    """What the swarm of ``folder`` said."""
+    return (folder / "swarm.log").read_text()
+
+
+async def disturbed(
+    folder: Path, job: Path, faults: Sequence[dict[str, Any]], *words: str, within_seconds: float = RUN_SECONDS
+) -> tuple[LocalSwarm, str]:
+    """Runs a swarm through a plan to its end; what it was, and what it said."""
+    plan = written(folder, faults)
+    async with started_swarm(job, *words, "--chaos", plan, state=folder / "state") as swarm:
+        status = await swarm.ended(within_seconds=within_seconds)
+    log = swarm_log(folder)
+    assert status == 0, log
+    return swarm, log
+
+
+async def undisturbed(folder: Path, job: Path, *words: str) -> RunOutcome:
+    """What the same swarm comes to without a plan."""
+    written(folder, [])
+    async with started_swarm(job, *words, state=folder / "state") as swarm:
+        assert await swarm.ended(within_seconds=RUN_SECONDS) == 0, swarm_log(folder)
+    return outcome_of(folder / "state")
+
+
+def random_kills(seed: int, count: int, *, stages: int, steps: int) -> list[dict[str, Any]]:
+    """``count`` kills spread over the steps of a run, of the coordinator every fifth time or so, at any phase of a step or of a
+    change of plan."""
+    draws = random.Random(seed)
+    found = []
+    for number in range(count):
+        step = 1 + number * (steps - 1) // count
+        phase = draws.choice((*PHASES_OF_STEPS, *PHASES_OF_STEPS, *PHASES_OF_CHANGES))
+        where = {"peer": "coordinator"} if draws.random() < 0.2 else {"stage": draws.randrange(stages)}
+        found.append(kill(phase, after=draws.choice((0.0, 0.5, 2.0)), step=step, **where))
+    return found
