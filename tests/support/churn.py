@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from support.outcomes import RunOutcome, outcome_of
 from support.swarm import LocalSwarm, started_swarm
 
 RUN_SECONDS = 200.0
@@ -47,12 +46,12 @@ async def disturbed(
     return swarm, log
 
 
-async def undisturbed(folder: Path, job: Path, *words: str) -> RunOutcome:
-    """What the same swarm comes to without a plan."""
+async def undisturbed(folder: Path, job: Path, *words: str) -> Path:
+    """Runs the same swarm without a plan; its folder."""
     written(folder, [])
     async with started_swarm(job, *words, state=folder / "state") as swarm:
         assert await swarm.ended(within_seconds=RUN_SECONDS) == 0, swarm_log(folder)
-    return outcome_of(folder / "state")
+    return folder / "state"
 
 
 def random_kills(seed: int, count: int, *, stages: int, steps: int) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.peer.snapshot_part import Part
 from safetensors import safe_open
 
 
@@ -39,3 +40,15 @@ def outcome_of(state: Path) -> RunOutcome:
         losses=losses,
         ledger=ledger,
     )
+
+
+def snapshots_of(state: Path) -> dict[int, dict[str, set[str]]]:
+    """The hashes of all tensors (weights and what the optimizer keeps of them) in the snapshots on the disks of a swarm's
+    peers, by step. More than one of a tensor would say that two peers disagree."""
+    found: dict[int, dict[str, set[str]]] = {}
+    for path in (state / "cache").glob("**/snapshots/*/*/*.safetensors"):
+        manifest = Part(path).manifest
+        tensors = found.setdefault(manifest.step, {})
+        for entry in manifest.tensors:
+            tensors.setdefault(entry.name, set()).add(entry.digest)
+    return found

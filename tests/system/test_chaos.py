@@ -32,7 +32,7 @@ async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp
     assert "goes on" in log
     told = [(event["fault"], event["phase"], event["step"]) for event in swarm.events if event["event"] == "chaos"]
     assert sorted(told) == sorted((fault["fault"], fault["phase"], fault.get("step", 0)) for fault in faults)
-    assert outcome_of(swarm.state) == await undisturbed(tmp_path / "undisturbed", job, *words)
+    assert outcome_of(swarm.state) == outcome_of(await undisturbed(tmp_path / "undisturbed", job, *words))
 
 
 async def test_a_swarm_tells_what_did_not_come_about(tmp_path: Path) -> None:
