@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from support.swarm import LocalSwarm, started_swarm
+from support.outcomes import RunOutcome, outcome_of, watched_snapshots
+from support.swarm import started_swarm
 
 RUN_SECONDS = 200.0
 PHASES_OF_STEPS = ("forward", "backward", "waiting for commit", "committing")
@@ -34,24 +36,28 @@ def swarm_log(folder: Path) -> str:
     return (folder / "swarm.log").read_text()
 
 
-async def disturbed(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A swarm that came to its end: its events, what it said, what the run came to, and what its snapshots had."""
+
+    events: list[dict[str, Any]]
+    log: str
+    outcome: RunOutcome
+    snapshots: dict[int, dict[str, set[str]]]
+
+
+async def run_swarm(
     folder: Path, job: Path, faults: Sequence[dict[str, Any]], *words: str, within_seconds: float = RUN_SECONDS
-) -> tuple[LocalSwarm, str]:
-    """Runs a swarm through a plan to its end; what it was, and what it said."""
+) -> Ran:
+    """Runs a swarm through a plan, or undisturbed, to its end."""
     plan = written(folder, faults)
-    async with started_swarm(job, *words, "--chaos", plan, state=folder / "state") as swarm:
+    chaos: tuple[str | Path, ...] = ("--chaos", plan) if faults else ()
+    state = folder / "state"
+    async with started_swarm(job, *words, *chaos, state=state) as swarm, watched_snapshots(state) as watch:
         status = await swarm.ended(within_seconds=within_seconds)
     log = swarm_log(folder)
     assert status == 0, log
-    return swarm, log
-
-
-async def undisturbed(folder: Path, job: Path, *words: str) -> Path:
-    """Runs the same swarm without a plan; its folder."""
-    written(folder, [])
-    async with started_swarm(job, *words, state=folder / "state") as swarm:
-        assert await swarm.ended(within_seconds=RUN_SECONDS) == 0, swarm_log(folder)
-    return folder / "state"
+    return Ran(events=swarm.events, log=log, outcome=outcome_of(state), snapshots=watch.found)
 
 
 def random_kills(seed: int, count: int, *, stages: int, steps: int) -> list[dict[str, Any]]:

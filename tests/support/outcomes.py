@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import sqlite3
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.peer.snapshot_part import Part
+from atoll.protocol.errors import DamagedSnapshot
+
+LOOK_SECONDS = 0.02
 from safetensors import safe_open
 
 
@@ -42,13 +47,45 @@ def outcome_of(state: Path) -> RunOutcome:
     )
 
 
-def snapshots_of(state: Path) -> dict[int, dict[str, set[str]]]:
-    """The hashes of all tensors (weights and what the optimizer keeps of them) in the snapshots on the disks of a swarm's
-    peers, by step. More than one of a tensor would say that two peers disagree."""
-    found: dict[int, dict[str, set[str]]] = {}
-    for path in (state / "cache").glob("**/snapshots/*/*/*.safetensors"):
+class SnapshotWatch:
+    """The hashes of all tensors (weights and what the optimizer keeps of them) in the snapshots that a swarm's peers write, by
+    step. They are looked at while the run goes on, for a finished run keeps none. More than one hash of a tensor would say that
+    two peers, or two doings of a step, disagree."""
+
+    def __init__(self, state: Path) -> None:
+        self.found: dict[int, dict[str, set[str]]] = {}
+        self._cache = state / "cache"
+        self._seen: set[tuple[Path, int]] = set()
+
+    def look(self) -> None:
+        """Takes in what is new on the disks."""
+        for path in self._cache.glob("**/snapshots/*/*/*.safetensors"):
+            with suppress(OSError, DamagedSnapshot):  # it is being rotated away this moment
+                version = path, path.stat().st_mtime_ns
+                if version not in self._seen:
+                    self._add(path)
+                    self._seen.add(version)
+
+    def _add(self, path: Path) -> None:
         manifest = Part(path).manifest
-        tensors = found.setdefault(manifest.step, {})
+        tensors = self.found.setdefault(manifest.step, {})
         for entry in manifest.tensors:
             tensors.setdefault(entry.name, set()).add(entry.digest)
-    return found
+
+    async def watch(self) -> None:
+        """Looks again and again, until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def watched_snapshots(state: Path) -> AsyncIterator[SnapshotWatch]:
+    """Watches the disks of a swarm's peers."""
+    watch = SnapshotWatch(state)
+    task = asyncio.create_task(watch.watch())
+    try:
+        yield watch
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

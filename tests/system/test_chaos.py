@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.churn import disturbed, kill, undisturbed
-from support.outcomes import outcome_of
+from support.churn import kill, run_swarm
 from support.swarm import run_command, write_job
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -27,19 +26,19 @@ async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp
         {"fault": "slow", "stage": 0, "step": 3, "phase": "forward", "factor": 5, "seconds": 1},
         {"fault": "cut", "stage": 1, "step": 4, "phase": "forward", "seconds": 1},
     ]
-    swarm, log = await disturbed(tmp_path / "disturbed", job, faults, *words)
-    assert "did not come about" not in log
-    assert "goes on" in log
-    told = [(event["fault"], event["phase"], event["step"]) for event in swarm.events if event["event"] == "chaos"]
+    ran = await run_swarm(tmp_path / "disturbed", job, faults, *words)
+    assert "did not come about" not in ran.log
+    assert "goes on" in ran.log
+    told = [(event["fault"], event["phase"], event["step"]) for event in ran.events if event["event"] == "chaos"]
     assert sorted(told) == sorted((fault["fault"], fault["phase"], fault.get("step", 0)) for fault in faults)
-    assert outcome_of(swarm.state) == outcome_of(await undisturbed(tmp_path / "undisturbed", job, *words))
+    assert ran.outcome == (await run_swarm(tmp_path / "undisturbed", job, [], *words)).outcome
 
 
 async def test_a_swarm_tells_what_did_not_come_about(tmp_path: Path) -> None:
     job = write_job(tmp_path, training={"steps": 1, "evaluate_every": None})
     words = ("--peers", "1", "--set", "plan.stages=1")
-    _, log = await disturbed(tmp_path / "disturbed", job, [kill("forward", stage=7, step=3)], *words)
-    assert "atoll: chaos: this did not come about: kill of stage 7 at step 3, forward" in log
+    ran = await run_swarm(tmp_path / "disturbed", job, [kill("forward", stage=7, step=3)], *words)
+    assert "atoll: chaos: this did not come about: kill of stage 7 at step 3, forward" in ran.log
 
 
 async def test_a_wrong_plan_is_bad_usage_at_once(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.churn import disturbed, kill, random_kills, undisturbed
-from support.outcomes import outcome_of, snapshots_of
+from support.churn import Ran, kill, random_kills, run_swarm
 from support.swarm import write_job
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -28,23 +27,22 @@ def churning_job(folder: Path, steps: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def calm() -> dict[int, Path]:
-    """Folders of undisturbed runs, by the number of their steps."""
+def calm() -> dict[int, Ran]:
+    """Undisturbed runs, by the number of their steps."""
     return {}
 
 
-async def check(folder: Path, calm: dict[int, Path], steps: int, faults: list[dict[str, Any]], seconds: float) -> str:
+async def check(folder: Path, calm: dict[int, Ran], steps: int, faults: list[dict[str, Any]], seconds: float) -> str:
     """A run with ``faults`` comes to what it comes to without; what its swarm said."""
     job = churning_job(folder, steps)
     if steps not in calm:
-        calm[steps] = await undisturbed(folder / "undisturbed", job, *WORDS)
-    swarm, log = await disturbed(folder / "disturbed", job, faults, *WORDS, within_seconds=seconds)
-    outcome, expected = outcome_of(swarm.state), outcome_of(calm[steps])
-    assert outcome.losses == expected.losses, log
-    assert outcome == expected, log
-    assert all(event["equal"] for event in swarm.events if event["event"] == "replayed"), log
-    assert_same_snapshots(snapshots_of(swarm.state), snapshots_of(calm[steps]))
-    return log
+        calm[steps] = await run_swarm(folder / "undisturbed", job, [], *WORDS)
+    ran, expected = await run_swarm(folder / "disturbed", job, faults, *WORDS, within_seconds=seconds), calm[steps]
+    assert ran.outcome.losses == expected.outcome.losses, ran.log
+    assert ran.outcome == expected.outcome, ran.log
+    assert all(event["equal"] for event in ran.events if event["event"] == "replayed"), ran.log
+    assert_same_snapshots(ran.snapshots, expected.snapshots)
+    return ran.log
 
 
 def assert_same_snapshots(found: dict[int, dict[str, set[str]]], expected: dict[int, dict[str, set[str]]]) -> None:
@@ -56,7 +54,7 @@ def assert_same_snapshots(found: dict[int, dict[str, set[str]]], expected: dict[
         assert all(len(digests) == 1 for digests in found[step].values())
 
 
-async def test_kills_of_every_stage_change_nothing(tmp_path: Path, calm: dict[int, Path]) -> None:
+async def test_kills_of_every_stage_change_nothing(tmp_path: Path, calm: dict[int, Ran]) -> None:
     faults = [
         kill("committing", stage=0, step=3),
         kill("backward", stage=1, step=5, microbatch=2),
@@ -67,7 +65,7 @@ async def test_kills_of_every_stage_change_nothing(tmp_path: Path, calm: dict[in
 
 
 @pytest.mark.parametrize("seed", [1])
-async def test_a_few_random_kills_change_nothing(tmp_path: Path, calm: dict[int, Path], seed: int) -> None:
+async def test_a_few_random_kills_change_nothing(tmp_path: Path, calm: dict[int, Ran], seed: int) -> None:
     faults = random_kills(seed, 5, stages=STAGES, steps=SHORT)
     print(f"seed {seed}: {faults}")
     await check(tmp_path, calm, SHORT, faults, 250.0)
@@ -75,7 +73,7 @@ async def test_a_few_random_kills_change_nothing(tmp_path: Path, calm: dict[int,
 
 @pytest.mark.release
 @pytest.mark.parametrize("stage", range(STAGES))
-async def test_a_stage_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[int, Path], stage: int) -> None:
+async def test_a_stage_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[int, Ran], stage: int) -> None:
     faults = [
         kill("joining", peer=PEERS[stage]),
         kill("probing", peer=PEERS[stage + 1]),
@@ -96,7 +94,7 @@ async def test_a_stage_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[i
 
 
 @pytest.mark.release
-async def test_the_coordinator_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[int, Path]) -> None:
+async def test_the_coordinator_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[int, Ran]) -> None:
     where = {"peer": "coordinator"}
     faults = [
         kill("joining", **where),
@@ -119,7 +117,7 @@ async def test_the_coordinator_may_be_killed_at_every_phase(tmp_path: Path, calm
 @pytest.mark.release
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize("seed", [20])
-async def test_two_hundred_random_kills_change_nothing(tmp_path: Path, calm: dict[int, Path], seed: int) -> None:
+async def test_two_hundred_random_kills_change_nothing(tmp_path: Path, calm: dict[int, Ran], seed: int) -> None:
     faults = random_kills(seed, 200, stages=STAGES, steps=LONGEST)
     print(f"seed {seed}: {faults}")
     await check(tmp_path, calm, LONGEST, faults, 5000.0)
