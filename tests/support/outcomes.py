@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import safe_open
+
 from atoll.peer.snapshot_part import Part
 from atoll.protocol.errors import DamagedSnapshot
 
 LOOK_SECONDS = 0.02
-from safetensors import safe_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
