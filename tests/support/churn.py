@@ -61,13 +61,11 @@ async def run_swarm(
 
 
 def random_kills(seed: int, count: int, *, stages: int, steps: int) -> list[dict[str, Any]]:
-    """``count`` kills spread over the steps of a run, of the coordinator every fifth time or so, at any phase of a step or of a
-    change of plan."""
+    """``count`` kills of stages, spread over the steps of a run, at any phase of a step or of a change of plan."""
     draws = random.Random(seed)
     found = []
     for number in range(count):
         step = 1 + number * (steps - 1) // count
         phase = draws.choice((*PHASES_OF_STEPS, *PHASES_OF_STEPS, *PHASES_OF_CHANGES))
-        where = {"peer": "coordinator"} if draws.random() < 0.2 else {"stage": draws.randrange(stages)}
-        found.append(kill(phase, after=draws.choice((0.0, 0.5, 2.0)), step=step, **where))
+        found.append(kill(phase, after=draws.choice((0.0, 0.5, 2.0)), step=step, stage=draws.randrange(stages)))
     return found

@@ -46,6 +46,28 @@ async def test_the_pipeline_benchmark_compares_both_sides() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.release
+@pytest.mark.timeout(300)
+async def test_the_churn_benchmark_tells_what_a_kill_costs() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "benchmarks" / "churn.py"),
+        *("--kills", "2", "--restarts", "0", "--minutes", "0", "--width", "32", "--apart", "8"),
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+
+    assert process.returncode == 0, errors.decode()
+    answer = json.loads(output.splitlines()[-1])
+    assert answer["num_kills"] == 2
+    assert set(answer["parts"]) == {"noticed", "planned", "moved", "replayed", "step"}
+    assert answer["kills"]["least"] > answer["step_seconds"] > 0
+    assert answer["goodput"]["Atoll"]["60"] < answer["goodput"]["Atoll"]["600"] < 1
+
+
+@pytest.mark.system
 @pytest.mark.timeout(300)
 async def test_the_fleets_benchmark_compares_predicted_with_measured() -> None:
     process = await asyncio.create_subprocess_exec(
