@@ -16,7 +16,7 @@ STEPS = 4
 
 async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp_path: Path) -> None:
     words = ("--peers", "3", "--set", "plan.stages=2")
-    job = write_job(tmp_path, training={"steps": STEPS, "evaluate_every": None})
+    job = write_job(tmp_path, training={"steps": STEPS, "evaluate_every": None}, network={"compression": "raw"})
     faults = [
         kill("joining", peer="peer-1"),
         kill("backward", stage=1, step=1, microbatch=1),
