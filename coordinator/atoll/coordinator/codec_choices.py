@@ -109,6 +109,11 @@ class CodecChoices:
         self._num_tokens, self._loss = 0, math.nan
         self._decided = StepNumber(0)
         self._warm = False
+        self._before: Mapping[Ends, str] = {}
+
+    def resume(self, codecs: Mapping[Ends, str]) -> None:
+        """The run goes on: what links had in use, which the first plan keeps where it can."""
+        self._before = codecs
 
     def planned(
         self,
@@ -137,10 +142,18 @@ class CodecChoices:
         demands = [self._demand(ends) for ends in self._edges]
         for ends, first in zip(self._edges, first_choices(list(rungs.values()), demands, pace), strict=True):
             names = [rung.name for rung in rungs[ends]]
-            self._policy.start(ends, rungs[ends], planned[ends] if planned.get(ends) in names else first.name)
+            wanted = self._before.get(ends, planned.get(ends))
+            self._policy.start(ends, rungs[ends], wanted if wanted in names else first.name)
         self._decided = next_step
+        before, self._before = self._before, {}
         return tuple(
-            CodecChange(step=next_step, source=ends[0], target=ends[1], codec=codec, reason="the plan's choice")
+            CodecChange(
+                step=next_step,
+                source=ends[0],
+                target=ends[1],
+                codec=codec,
+                reason="as before the restart" if before.get(ends) == codec else "the plan's choice",
+            )
             for ends, codec in self._policy.codecs.items()
         )
 

@@ -13,7 +13,15 @@ from typing import Any
 from atoll.coordinator.assigning import StateSources, encode_assignment, make_assignment, share_downloads
 from atoll.coordinator.batches import BatchSender, routes
 from atoll.coordinator.data.feed import Feed
-from atoll.coordinator.events import Event, FailedEvent, FinishedEvent, PredictionEvent, StageSummary, StepEvent
+from atoll.coordinator.events import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    PredictionEvent,
+    ResumedEvent,
+    StageSummary,
+    StepEvent,
+)
 from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations, without_store
@@ -109,6 +117,7 @@ class Conductor:
         self._generation = Generation(0)
         self._step = StepNumber(0)
         self._num_microbatches = {False: 0, True: 0}
+        self._reserved = Generation(0)
         self.ended: EndRun | None = None
 
     @property
@@ -119,6 +128,20 @@ class Conductor:
     def know(self, sizing: Sizing) -> None:
         """The model is traced: plans can be made."""
         self._sizing = sizing
+
+    async def reserve(self, generation: Generation) -> None:
+        """See to it that ``generation`` is nobody's after a restart, before anybody hears of it."""
+        if generation > self._reserved:
+            self._reserved = await self._offload.run(self._folder.journal.reserve, generation)
+
+    async def tell_of_resumption(self, folder: StateFolder) -> None:
+        """That the run goes on, after what was committed and not told before the coordinator was killed."""
+        if folder.resumption is None or folder.resumption.last is None:
+            return
+        for event in folder.untold:
+            await self._tell(event)
+        last = folder.resumption.last
+        await self._tell(ResumedEvent(reason=f"the coordinator takes the run up after step {last.step}"))
 
     async def _decide(self, instruction: MakePlan) -> TracedModel:
         """The model at the size of microbatch that the first plan chooses and all later ones keep. Raises PlacementError."""

@@ -24,8 +24,8 @@ LOOKS_PER_LEASE = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
     """What a peer says of itself when it joins. Peers of one ``machine`` (empty: it has none in common with others) share its
-    ``cores``; the owner's caps are None where there are none. ``snapshots`` are what it has on its disk, by the id
-    of the run."""
+    ``cores``; the owner's caps are None where there are none. ``snapshots`` are what it has on its disk, by the id of the run.
+    ``instance`` is the process's own: whoever says the same one is that peer, come back."""
 
     protocol_version: int
     version: str
@@ -43,6 +43,7 @@ class Introduction:
     max_download_bytes_per_second: float | None = None
     codecs: tuple[Rung, ...] = ()
     snapshots: Mapping[str, tuple[HeldPart, ...]] = field(default_factory=dict)
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,21 @@ class Refusal:
 
     reason: str
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """The name is another one's, whom we believe to be here; ``same_process``: it is the newcomer itself, come back."""
+
+    holder: Member
+    same_process: bool
+
+    @property
+    def refusal(self) -> Refusal:
+        """What to say to the newcomer if the holder is here indeed."""
+        said = self.holder.introduction
+        who = f"a peer named {said.name} is in the run already (at {said.address})"
+        return Refusal(reason=f"{who}; give this one another name with --name")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,14 +117,14 @@ class Membership:
         """What is told to a peer that was removed."""
         return f"have the operator run `atoll peers allow {name}`, or give this peer another name with --name"
 
-    def admit(self, introduction: Introduction, came_from: str, version: str, now: float) -> Member | Refusal:
+    def admit(self, introduction: Introduction, came_from: str, version: str, now: float) -> Member | Refusal | Taken:
         """Let the peer in, or say why not. ``came_from`` is the address of its connection as gRPC writes it, ``version`` is
         ours."""
         refusal = _wrong_version(introduction, version) or _wrong_name(introduction) or _wrong_numbers(introduction)
         refusal = refusal or _wrong_address(introduction, came_from) or self._removed(introduction)
-        refusal = refusal or self._taken(introduction, now)
-        if refusal is not None:
-            return refusal
+        verdict = refusal or self._taken(introduction)
+        if verdict is not None:
+            return verdict
         member = Member(introduction=introduction, heard=now)
         self._members[member.name] = member
         return member
@@ -132,15 +148,12 @@ class Membership:
             return None
         return Refusal(reason=f"the operator removed {name} from this run; {self.barred_reason(name)}")
 
-    def _taken(self, introduction: Introduction, now: float) -> Refusal | None:
+    def _taken(self, introduction: Introduction) -> Taken | None:
         holder = self._members.get(PeerId(introduction.name))
         if holder is None:
             return None
-        silent = now - holder.heard
-        who = f"a peer named {introduction.name} is in the run already (at {holder.introduction.address})"
-        if silent < self.lease_seconds / 2:
-            return Refusal(reason=f"{who}; give this one another name with --name")
-        return Refusal(reason=f"{who}, silent for {silent:.0f} s; its name is free when its lease ends", again=True)
+        same = bool(introduction.instance) and introduction.instance == holder.introduction.instance
+        return Taken(holder=holder, same_process=same)
 
 
 def _wrong_version(introduction: Introduction, version: str) -> Refusal | None:

@@ -10,7 +10,7 @@ import asyncio
 import importlib.metadata
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,8 @@ from atoll.coordinator.status import Sources, status_reply
 from atoll.coordinator.survey import Surveyor
 from atoll.coordinator.survey_plan import SurveyLimits
 from atoll.coordinator.vault import Vault, VaultSettings
-from atoll.protocol.channel import start_server
-from atoll.protocol.errors import AtollError, JobError, RunFailed
+from atoll.protocol.channel import Address, parse_address, start_server
+from atoll.protocol.errors import AtollError, JobError, ResourceError, RunFailed
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job
@@ -276,6 +276,10 @@ class Coordinator:
     async def _start(self) -> str:
         settings = self._settings
         folder = self._folder = await self._offload.run(StateFolder.claim, settings.state, settings.job)
+        self._sessions.run_id = folder.journal.run_id()
+        if folder.resumption is not None:
+            self._machine.resume(folder.resumption)
+            self._measurements.codecs.resume(folder.resumption.codecs)
         self._conductor = Conductor(
             folder=folder,
             sessions=self._sessions,
@@ -296,9 +300,10 @@ class Coordinator:
             partial(register_sessions, CoordinatorServicer(self._sessions, self._state)),
             partial(register_operator, OperatorServicer(self)),
         )
-        self._server, address = await start_server(servicers, settings.listen)
+        self._server, address = await self._listen(servicers, folder)
         folder.write_address(address)
-        self._spawn(self._trace(self._conductor))
+        await self._conductor.tell_of_resumption(folder)
+        self._spawn(self._trace(self._conductor, folder.job))
         self._spawn(self._tick())
         _log.info("listening on %s", address)
         return address
@@ -317,9 +322,22 @@ class Coordinator:
         await vault.open()
         return vault
 
-    async def _trace(self, conductor: Conductor) -> None:
+    async def _listen(
+        self, servicers: Sequence[Callable[[grpc.aio.Server], None]], folder: StateFolder
+    ) -> tuple[grpc.aio.Server, str]:
+        """Where the run was before, if any port will do: its peers look for it there."""
+        known = folder.listened if folder.resumption is not None else None
+        wanted = parse_address(self._settings.listen, "--listen")
+        if wanted.port == 0 and known is not None:
+            try:
+                return await start_server(servicers, str(Address(wanted.host, known)))
+            except ResourceError as error:
+                _log.warning("peers that wait for this run at its old address must be started again: %s", error)
+        return await start_server(servicers, self._settings.listen)
+
+    async def _trace(self, conductor: Conductor, job: Job) -> None:
         """Open the data and trace the model while peers join."""
-        job, cache = self._settings.job, self._settings.state / CACHE
+        cache = self._settings.state / CACHE
         sizing = await self._offload.run(open_sizing, job, cache)
         if self._origin is not None:
             check_origin(self._origin, sizing.graph, sizing.changing)
@@ -347,7 +365,9 @@ class Coordinator:
 
     async def _handle(self, conductor: Conductor, event: RunEvent) -> None:
         try:
-            for instruction in self._machine.handle(event, time.monotonic()):
+            instructions = self._machine.handle(event, time.monotonic())
+            await conductor.reserve(self._machine.context.generation)
+            for instruction in instructions:
                 self._chaos.carrying_out(instruction)
                 await conductor.carry_out(instruction)
                 self._chaos.carried_out(instruction)

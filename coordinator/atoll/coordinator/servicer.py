@@ -9,7 +9,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from atoll.coordinator import transfer, translation
+from atoll.coordinator import transfer
 from atoll.coordinator.membership import Refusal
 from atoll.coordinator.session import SessionContext
 from atoll.coordinator.sessions import Sessions
@@ -71,7 +71,7 @@ class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
             first = None
         if not isinstance(first, session_pb2.PeerMessage) or not first.HasField("join"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Join")
-        verdict = self._sessions.admit(translation.introduction(first.join), context.peer())
+        verdict = await self._sessions.admit(first.join, context.peer())
         if isinstance(verdict, Refusal):
             rejected = session_pb2.Rejected(reason=verdict.reason, again=verdict.again)
             with contextlib.suppress(TimeoutError):  # it does not even read why

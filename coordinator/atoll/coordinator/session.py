@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import grpc.aio
 
 from atoll.coordinator.membership import Member
+from atoll.coordinator.run.resuming import Held
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.framing import MessageStream
 from atoll.protocol.ids import Generation, PeerId
@@ -33,10 +35,15 @@ LAST_WORD_SECONDS = 1.0
 
 
 class PeerSession:
-    """``on_message`` gets every control message in the order of arrival, on the event loop."""
+    """``on_message`` gets every control message in the order of arrival, on the event loop. ``held`` is what the peer brought
+    with it; ``news`` is set whenever it says something, and when it is gone."""
 
-    def __init__(self, member: Member, on_message: Callable[[PeerSession, session_pb2.PeerMessage], None]) -> None:
+    def __init__(
+        self, member: Member, held: Held | None, on_message: Callable[[PeerSession, session_pb2.PeerMessage], None]
+    ) -> None:
         self.member = member
+        self.held = held
+        self.news = asyncio.Event()
         self._on_message = on_message
         pacers = pacers_with((), member.introduction.max_download_bytes_per_second)
         self._outbox: Outbox[session_pb2.CoordinatorMessage] = Outbox(
@@ -48,6 +55,8 @@ class PeerSession:
         )
         self._flying: deque[tuple[asyncio.Future[None], int]] = deque()
         self._closing = asyncio.Event()
+        self._tasks: tuple[asyncio.Task[Any], ...] = ()
+        self._writer: asyncio.Task[str] | None = None
         self._close_reason = ""
 
     @property
@@ -94,26 +103,28 @@ class PeerSession:
         self._closing.set()
 
     async def run(self, context: SessionContext) -> str:
-        """Carry the session until either side ends it; returns why it ended."""
+        """Carry the session until either side ends it; returns why it ended. To be wound up afterwards."""
         reader = asyncio.create_task(self._read(context), name=f"session reader {self.peer}")
-        writer = asyncio.create_task(self._write(context), name=f"session writer {self.peer}")
+        writer = self._writer = asyncio.create_task(self._write(context), name=f"session writer {self.peer}")
         closer = asyncio.create_task(self._closing.wait())
-        tasks = (reader, writer, closer)
+        self._tasks = reader, writer, closer
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        if self._close_reason:
+            return self._close_reason
+        return reader.result() if reader.done() else writer.result()
+
+    async def wind_up(self) -> None:
+        """Let the last word go out, and end every task."""
+        self._outbox.close()
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._close_reason:
-                return self._close_reason
-            return reader.result() if reader.done() else writer.result()
-        finally:
-            self._outbox.close()
-            try:
+            if self._writer is not None:
                 # A write that is cancelled half-way would keep the stream's end from the peer.
-                await asyncio.wait((writer,), timeout=LAST_WORD_SECONDS)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                self._outbox.fail(LinkError(self.peer, "its session is over"))
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.wait((self._writer,), timeout=LAST_WORD_SECONDS)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._outbox.fail(LinkError(self.peer, "its session is over"))
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self, context: SessionContext) -> str:
         try:

@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterable
 
 from atoll.coordinator import translation
-from atoll.coordinator.membership import Introduction, Member, Membership, Refusal
+from atoll.coordinator.membership import Introduction, Member, Membership, Refusal, Taken
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent, StateMoved
 from atoll.coordinator.session import PeerSession, SessionContext
@@ -22,11 +21,14 @@ _log = logging.getLogger(__name__)
 
 OnReport = Callable[[PeerId, session_pb2.PeerMessage], None]
 
+SIGN_OF_LIFE_SECONDS = (1.0, 4.0)
+"""A peer that is here speaks every two seconds. What is heard within the first one may have been on its way when it died."""
+
 
 class Sessions:
-    """``run`` is the run's name, ``run_id`` its own for ever. ``post`` takes the events; ``on_measured`` is shown each
-    Ready and StageReport for what it tells of memory and links. ``on_answer`` gets each Measured and Probed, which are no
-    matter of the run, and ``on_gone`` the name of each peer that is here no longer."""
+    """``run`` is the run's name, ``run_id`` what it is called for ever, known once its folder is open. ``post`` takes the
+    events; ``on_measured`` is shown each Ready and StageReport for what it tells of memory and links. ``on_answer`` gets each
+    Measured and Probed, which are no matter of the run, and ``on_gone`` the name of each peer that is here no longer."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class Sessions:
         on_gone: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
         self.membership = Membership(time.monotonic(), lease_seconds)
-        self.run_id = uuid.uuid4().hex
+        self.run_id = ""
         self._run = run
         self._version = version
         self._post = post
@@ -52,31 +54,66 @@ class Sessions:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
 
-    def admit(self, introduction: Introduction, came_from: str) -> PeerSession | Refusal:
-        """A session for a peer that may join; the run hears of it when the session begins."""
-        if self._over is not None:
-            return Refusal(reason=f"the run is over: {self._over}")
-        verdict = self.membership.admit(introduction, came_from, self._version, time.monotonic())
+    async def admit(self, join: session_pb2.Join, came_from: str) -> PeerSession | Refusal:
+        """A session for a peer that may join; the run hears of it when the session begins. Where its name is taken this takes
+        as long as whoever has the name may take to speak."""
+        introduction = translation.introduction(join)
+        verdict = self._judge(introduction, came_from)
+        if isinstance(verdict, Taken):
+            verdict = await self._settle(verdict, introduction, came_from)
         if isinstance(verdict, Refusal):
             _log.warning("refused %r: %s", introduction.name, verdict.reason)
             return verdict
-        session = PeerSession(verdict, self._on_message)
+        session = PeerSession(verdict, translation.held(join, self.run_id), self._on_message)
         self._sessions[session.peer] = session
         self._all_closed.clear()
         welcome = session_pb2.Welcome(run=self._run, name=session.peer, run_id=self.run_id)
         session.tell(session_pb2.CoordinatorMessage(welcome=welcome))
         return session
 
+    def _judge(self, introduction: Introduction, came_from: str) -> Member | Refusal | Taken:
+        if self._over is not None:
+            return Refusal(reason=f"the run is over: {self._over}")
+        return self.membership.admit(introduction, came_from, self._version, time.monotonic())
+
+    async def _settle(self, taken: Taken, introduction: Introduction, came_from: str) -> Member | Refusal:
+        """Whether the newcomer takes the place of whoever has its name."""
+        name = taken.holder.name
+        if not taken.same_process and await self._speaks(name):
+            return taken.refusal
+        if self._sessions.get(name) is not None and self.membership.find(name) is taken.holder:
+            self._lose(
+                taken.holder,
+                "it has come back" if taken.same_process else "it was silent when another of its name joined",
+            )
+        verdict = self._judge(introduction, came_from)
+        return verdict.refusal if isinstance(verdict, Taken) else verdict  # somebody else of that name was quicker
+
+    async def _speaks(self, peer: PeerId) -> bool:
+        """Whether the peer is here indeed, and says something."""
+        session, (earliest, latest) = self._sessions.get(peer), SIGN_OF_LIFE_SECONDS
+        began = time.monotonic()
+        while session is not None and self._sessions.get(peer) is session:
+            session.news.clear()
+            try:
+                await asyncio.wait_for(session.news.wait(), began + latest - time.monotonic())
+            except TimeoutError:
+                return False
+            if time.monotonic() - began >= earliest and self._sessions.get(peer) is session:
+                return True
+        return False
+
     async def converse(self, session: PeerSession, context: SessionContext) -> None:
         """Carry an admitted peer's session from its first word to its last."""
         reason = "its connection ended"
         try:
-            self._post(self._joined(session.member))
+            self._post(self._joined(session))
             reason = await session.run(context)
         finally:
             if self._forget(session):
                 silent = time.monotonic() - session.member.heard
                 self._post(PeerGone(peer=session.peer, reason=reason, silent_seconds=silent))
+            await session.wind_up()
 
     def find(self, peer: PeerId) -> PeerSession | None:
         return self._sessions.get(peer)
@@ -116,10 +153,13 @@ class Sessions:
     def expel_silent(self) -> None:
         """End the sessions whose lease is over."""
         for member in self.membership.expired(time.monotonic()):
-            reason = f"nothing was heard from it for {self.membership.lease_seconds:g} s"
-            silent = time.monotonic() - member.heard
-            self.expel(member.name, reason)
-            self._post(PeerGone(peer=member.name, reason=reason, silent_seconds=silent, may_return=True))
+            self._lose(member, f"nothing was heard from it for {self.membership.lease_seconds:g} s")
+
+    def _lose(self, member: Member, reason: str) -> None:
+        """The peer is not here any more, whatever its stream looks like."""
+        silent = time.monotonic() - member.heard
+        self.expel(member.name, reason)
+        self._post(PeerGone(peer=member.name, reason=reason, silent_seconds=silent, may_return=True))
 
     async def end(self, *, finished: bool, reason: str, within_seconds: float) -> None:
         """Tell every peer that the run is over and wait until they have heard; nobody joins any more."""
@@ -138,6 +178,7 @@ class Sessions:
             return  # it is counted as gone; what it still says must not be taken for the words of a successor of its name
         member = session.member
         member.heard = time.monotonic()
+        session.news.set()
         kind = message.WhichOneof("content")
         if kind == "progress":
             progress = message.progress
@@ -161,10 +202,11 @@ class Sessions:
             self._forget(session)
         self._post(event)
 
-    def _joined(self, member: Member) -> PeerJoined:
-        said = member.introduction
+    def _joined(self, session: PeerSession) -> PeerJoined:
+        said = session.member.introduction
         return PeerJoined(
-            offer=_offer(member),
+            offer=_offer(session.member),
+            held=session.held,
             snapshots=said.snapshots.get(self.run_id, ()),
             disk_bytes=said.disk_bytes,
             download_bytes_per_second=said.max_download_bytes_per_second,
@@ -177,6 +219,7 @@ class Sessions:
         if known:
             del self._sessions[session.peer]
             self._on_gone(session.peer)
+        session.news.set()
         if not self._sessions:
             self._all_closed.set()
         return known

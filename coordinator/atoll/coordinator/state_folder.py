@@ -1,7 +1,8 @@
 """The folder that holds all of a run: who may use it, and the small files in it.
 
 ``journal.sqlite`` (its own module), ``metrics.jsonl`` (events, one a line), ``job.yaml``, ``address.json`` (where the
-coordinator listens, and its process), ``weights.safetensors`` at the end, ``cache/`` for tokenized text."""
+coordinator listens, and its process), ``weights.safetensors`` at the end, ``cache/`` for tokenized text. A folder whose run did
+not come to its end is taken up where it stands."""
 
 from __future__ import annotations
 
@@ -14,27 +15,33 @@ from typing import TextIO
 from atoll.coordinator.events import Event
 from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.run_files import ADDRESS, FLAG, JOB, METRICS, disk_error
+from atoll.coordinator.taking_up import TakenUp, take_up
 from atoll.protocol.channel import Address, parse_address
-from atoll.protocol.errors import AtollError, JobError
+from atoll.protocol.errors import JobError
 from atoll.protocol.job import Job, dump_job
 
 LOCK = ".lock"
 
 
 class StateFolder:
-    """An open folder, claimed for this run; :meth:`close` gives the files back."""
+    """An open folder, claimed for this run; :meth:`close` gives the files back. ``job`` is what the run has decided of its job,
+    ``resumption`` where it goes on if it began before, ``untold`` are steps that were committed and not told of."""
 
-    def __init__(self, path: Path, journal: Journal, lock: int) -> None:
+    def __init__(self, path: Path, journal: Journal, lock: int, job: Job, taken_up: TakenUp | None) -> None:
         self.path = path
         self.journal = journal
+        self.job = taken_up.job if taken_up is not None else job
+        self.resumption = taken_up.resumption if taken_up is not None else None
+        self.untold = taken_up.untold if taken_up is not None else ()
         self._lock = lock
         self._metrics = _opened(path / METRICS)
 
     @classmethod
     def claim(cls, path: Path, job: Job) -> StateFolder:
-        """Take the folder for a new run. Raises JobError when it holds a run already, ResourceError when it cannot be written.
+        """Take the folder for a new run, or to go on with the one in it. Raises JobError when that is another run or has come
+        to its end, ResourceError when the folder cannot be written.
 
-        A run that never committed a step has left nothing worth keeping; its files make room.
+        A run of another job that never committed a step has left nothing worth keeping; its files make room.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -42,7 +49,9 @@ class StateFolder:
         except OSError as error:
             raise disk_error(error, path) from error
         try:
-            return cls(path, _new_journal(path, job), lock)
+            taken_up = take_up(path, job)
+            journal = taken_up.journal if taken_up is not None else _new_journal(path, job)
+            return cls(path, journal, lock, job, taken_up)
         except BaseException:
             os.close(lock)
             raise
@@ -70,6 +79,14 @@ class StateFolder:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
+    @property
+    def listened(self) -> int | None:
+        """The port on which the coordinator of this run listened last."""
+        try:
+            return parse_address(json.loads((self.path / ADDRESS).read_text(encoding="utf-8"))["address"]).port
+        except (OSError, ValueError, KeyError, TypeError, JobError):
+            return None
+
     def write_event(self, event: Event) -> None:
         """Append a line to the metrics."""
         try:
@@ -91,7 +108,6 @@ class StateFolder:
 
 def _new_journal(path: Path, job: Job) -> Journal:
     text = dump_job(job)
-    _refuse_a_run(path)
     try:
         for name in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm", METRICS, ADDRESS):
             (path / name).unlink(missing_ok=True)
@@ -117,22 +133,6 @@ def _lock(path: Path) -> int:
         os.close(file)
         raise JobError(FLAG, f"{path} is used by a run{_process(path)}; stop that run or give another folder") from None
     return file
-
-
-def _refuse_a_run(path: Path) -> None:
-    if not (path / JOURNAL).exists():
-        return
-    try:
-        journal = Journal(path / JOURNAL)
-        try:
-            (name, steps), step = journal.run(), journal.last_step()
-        finally:
-            journal.close()
-    except AtollError as error:
-        raise JobError(FLAG, f"{path} holds a journal that cannot be read ({error}); give another folder") from error
-    if step > 0:
-        done = f"{name}, {step} of {steps} steps"
-        raise JobError(FLAG, f"{path} already holds a run ({done}); give another folder or remove this one")
 
 
 def _process(path: Path) -> str:

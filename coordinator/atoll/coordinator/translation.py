@@ -23,6 +23,7 @@ from atoll.coordinator.run.events import (
     SnapshotTaken,
     StageReported,
 )
+from atoll.coordinator.run.resuming import Held
 from atoll.coordinator.run.snapshots import HeldPart
 from atoll.protocol.errors import WireError
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
@@ -58,7 +59,21 @@ def introduction(join: session_pb2.Join) -> Introduction:
         max_upload_bytes_per_second=join.max_upload_bytes_per_second or None,
         max_download_bytes_per_second=join.max_download_bytes_per_second or None,
         codecs=tuple(_rung(speed) for speed in join.codecs if _is_possible(speed)),
-        snapshots={run_id: _held(join, run_id) for run_id in {part.run_id for part in join.snapshots}},
+        snapshots={run_id: _held_parts(join, run_id) for run_id in {part.run_id for part in join.snapshots}},
+        instance=join.instance,
+    )
+
+
+def held(join: session_pb2.Join, run_id: str) -> Held | None:
+    """What a peer that joins still has in memory of the run called ``run_id``."""
+    said = join.held
+    if not join.HasField("held") or said.run_id != run_id:
+        return None
+    return Held(
+        step=StepNumber(said.step),
+        generation=Generation(said.generation),
+        reported_step=StepNumber(said.reported_step),
+        names=frozenset(said.names),
     )
 
 
@@ -103,7 +118,7 @@ def run_event(peer: PeerId, message: session_pb2.PeerMessage) -> RunEvent:
             raise WireError(f"it sent {other or 'an empty message'} in the middle of a session")
 
 
-def _held(join: session_pb2.Join, run_id: str) -> tuple[HeldPart, ...]:
+def _held_parts(join: session_pb2.Join, run_id: str) -> tuple[HeldPart, ...]:
     return tuple(
         HeldPart(step=StepNumber(part.step), names=frozenset(part.names), num_bytes=part.num_bytes)
         for part in join.snapshots

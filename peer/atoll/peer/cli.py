@@ -62,11 +62,15 @@ def join(
             metavar="URL", help="Ask this all the time whether the machine is about to be taken away, and leave then."
         ),
     ] = None,
+    wait: Annotated[
+        str, typer.Option(metavar="TIME", help="Look that long for a coordinator that is gone, then end.")
+    ] = "1800s",
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
     from atoll.peer.notice import notice_url_of_flag
     from atoll.peer.profile import choose_device
-    from atoll.peer.settings import PeerSettings, default_cache, default_name, rate_of_flag, size_of_flag
+    from atoll.peer.returning import Patience
+    from atoll.peer.settings import PeerSettings, default_cache, default_name, rate_of_flag, seconds_of_flag, size_of_flag
     from atoll.protocol.channel import parse_address
     from atoll.protocol.fault_points import FaultPoints
 
@@ -85,6 +89,7 @@ def join(
         chaos=FaultPoints.from_environment(os.environ),
         hand_over_seconds=hand_over_seconds,
         notice_url=None if notice_url is None else notice_url_of_flag(notice_url),
+        patience=Patience(end=seconds_of_flag(wait, "--wait")),
     )
     raise typer.Exit(asyncio.run(_run(settings)))
 

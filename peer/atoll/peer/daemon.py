@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from atoll.compression.registry import decode_message
 from atoll.peer.borrowing import borrow_state
-from atoll.peer.connection import Connection, Received
+from atoll.peer.connection import Received
 from atoll.peer.engine import Engine
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice, SnapshotWritten
 from atoll.peer.faults import fault_of
 from atoll.peer.handling import handling_seconds
 from atoll.peer.lending import Lending
+from atoll.peer.line import Line
 from atoll.peer.memory_use import MemoryUse
 from atoll.peer.notice import watch_for_notice
 from atoll.peer.probing import answer_probe
@@ -32,12 +35,15 @@ from atoll.peer.session_values import (
     ExitCode,
     Fetch,
     Finish,
+    GoBack,
+    HangUp,
     Instruction,
     KeepOnly,
     LeaveLater,
     LeaveRequested,
     LendOut,
     LinksReady,
+    LongAlone,
     MeasureLink,
     Outcome,
     SessionEvent,
@@ -78,9 +84,11 @@ class Peer:
         self._pacers: tuple[Pacer, ...] = () if settings.max_upload is None else (Pacer(settings.max_upload),)
         self._memory = MemoryUse(settings.device)
         self._engine: Engine | None = None
-        self._connection: Connection | None = None
+        self._line = Line(settings, self._on_coordinator, self._on_connection_lost, self._pacers)
+        self._introduction: session_pb2.Join | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Task[None]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Outcome] | None = None
         self._leaving: LeaveRequested | None = None
         self._fetched_bytes = 0
@@ -114,7 +122,7 @@ class Peer:
     def _request_leave(self, request: LeaveRequested) -> None:
         if self._outcome is None:
             self._leaving = request
-        elif self._connection is not None:
+        elif self._introduction is not None:
             self._feed(request)
         else:
             self._finish(Outcome(exit_code=request.exit_code, reason=request.reason))
@@ -138,20 +146,12 @@ class Peer:
             cache=settings.cache,
         )
         engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers)
-        held = await engine.snapshots.open()
+        await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
-        address = str(settings.coordinator)
-        connection = Connection(
-            self._own, address, self._on_coordinator, self._on_connection_lost, self._pacers, settings.chaos
-        )
-        self._connection = connection
+        self._introduction = self._join(profile, handling, settings.advertised_address(bound))
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
-        await connection.open(settings.connect_seconds)
-        settings.chaos.joining()
-        join = self._join(profile, handling, settings.advertised_address(bound))
-        join.snapshots.extend(held_message(snapshot) for snapshot in held)
-        connection.tell(session_pb2.PeerMessage(join=join))
+        await self._line.open(await self._joining(), settings.connect_seconds)
         self._spawn(self._watch_joining(), self._tasks)
         if settings.notice_url is not None:
             self._spawn(watch_for_notice(settings.notice_url, self.leave_in_order), self._tasks)
@@ -159,20 +159,38 @@ class Peer:
     async def _close(self, start: asyncio.Task[None]) -> None:
         if self._engine is not None:
             self._engine.stop_computing()
-        tasks = {start, *self._tasks, *self._loading}
+        tasks = {start, *self._tasks, *self._loading, *self._errands}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._connection is not None:
-            await self._connection.close()
+        await self._line.close()
         if self._engine is not None:
             await self._engine.close()
+
+    async def _joining(self, back: GoBack | None = None) -> session_pb2.Join:
+        """What to say at joining now, and with what this peer comes ``back``."""
+        assert self._introduction is not None
+        join = session_pb2.Join()
+        join.CopyFrom(self._introduction)
+        join.snapshots.extend(held_message(snapshot) for snapshot in await self._snapshots.held())
+        if back is not None:
+            join.held.CopyFrom(
+                session_pb2.HeldState(
+                    run_id=back.run_id,
+                    step=back.held.step,
+                    generation=back.generation,
+                    reported_step=back.held.reported_step,
+                    names=back.held.names,
+                )
+            )
+        return join
 
     def _join(self, profile: Profile, handling: float, address: str) -> session_pb2.Join:
         return session_pb2.Join(
             protocol_version=PROTOCOL_VERSION,
             version=software_version(),
             name=self._own,
+            instance=uuid.uuid4().hex,
             address=address,
             device=profile.device,
             threads=profile.threads,
@@ -197,12 +215,14 @@ class Peer:
 
     def _on_coordinator(self, received: Received) -> None:
         if not isinstance(received, EncodedMessage):
-            joining = self._session.state is SessionState.JOINING
+            before = self._session.state
             self._feed(received)
-            if joining and self._session.state is SessionState.IDLE:
-                _log.info("%s joined the run %s", self._own, self._session.run)
+            if self._session.state is SessionState.IDLE and before in (SessionState.JOINING, SessionState.AWAY):
+                self._line.welcomed()
                 self._enter_run(self._session.run_id)
-                self._spawn(self._report_progress(), self._tasks)
+                if before is SessionState.JOINING:
+                    _log.info("%s joined the run %s", self._own, self._session.run)
+                    self._spawn(self._report_progress(), self._tasks)
         elif received.key.kind is Kind.ASSIGNMENT:
             payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
             self._feed(AssignmentArrived(generation=received.key.generation, payload=payload))
@@ -236,6 +256,8 @@ class Peer:
             _log_measured(notice)
         elif isinstance(notice, SnapshotWritten) and notice.failure:
             _log.warning("there is no snapshot of step %d here: %s", notice.step, notice.failure)
+        elif isinstance(notice, SnapshotWritten) and self._session.state is SessionState.AWAY:
+            _log.info("the state of step %d is kept in %s", notice.step, self._snapshots.where)
         self._feed(notice)
 
     def _feed(self, event: SessionEvent) -> None:
@@ -264,9 +286,9 @@ class Peer:
             case StopLending():
                 self._lending.stop()
             case Upload():
-                self._spawn(self._upload(instruction), self._tasks)
+                self._spawn(self._upload(instruction), self._errands)
             case MeasureLink():
-                self._spawn(self._probe(instruction.probe), self._tasks)
+                self._spawn(self._probe(instruction.probe), self._errands)
             case CopyOver():
                 self._spawn(self._copy(instruction.copy), self._tasks)
             case KeepOnly():
@@ -275,19 +297,22 @@ class Peer:
                 self._leave_later(instruction.leave)
             case Warn():
                 _log.warning("%s", instruction.text)
+            case HangUp():
+                self._hang_up()
+            case GoBack():
+                self._spawn(self._go_back(instruction), self._tasks)
             case Finish():
                 self._finish(instruction.outcome)
 
     def _tell(self, message: session_pb2.PeerMessage) -> None:
         """Sends a message to the coordinator, with what only the shell knows filled in."""
-        assert self._connection is not None
         assert self._engine is not None
         if message.HasField("ready"):
             message.ready.resident_bytes = self._memory.peak_bytes()
         elif message.HasField("report"):
             message.report.resident_bytes = self._memory.peak_bytes()
             message.report.links.extend(self._engine.uses())
-        self._connection.tell(message)
+        self._line.tell(message)
 
     def _post(self, command: Command) -> None:
         assert self._engine is not None
@@ -315,9 +340,23 @@ class Peer:
 
     def _advance(self, instruction: Advance) -> None:
         assert self._engine is not None
-        assert self._connection is not None
         self._engine.advance(instruction.generation)
-        self._connection.advance(instruction.generation)
+        self._line.advance(instruction.generation)
+
+    def _hang_up(self) -> None:
+        for task in self._errands:
+            task.cancel()
+        self._line.hang_up()
+
+    async def _go_back(self, instruction: GoBack) -> None:
+        """Joins again, with what is held; ends the peer when that took too long."""
+        given_up = await self._line.go_back(
+            instruction, partial(self._joining, instruction), lambda: self._feed(LongAlone()), self._snapshots.where
+        )
+        if given_up is not None:
+            self._finish(Outcome(exit_code=ExitCode.FAILED, reason=given_up))
+        else:
+            await self._watch_joining()
 
     def _finish(self, outcome: Outcome) -> None:
         assert self._outcome is not None
@@ -334,12 +373,11 @@ class Peer:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing="connecting to neighbours")))
 
     async def _fetch(self, instruction: Fetch) -> None:
-        assert self._connection is not None
         assignment, generation = instruction.assignment, instruction.assignment.generation
         judge = state_judge(assignment.graph, assignment.optimizer.name)
         doing, chaos = "fetching state from the coordinator", self._settings.chaos
         try:
-            stub, cap = self._connection.stub, self._settings.max_download
+            stub, cap = self._line.stub, self._settings.max_download
             given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap)
             doing = "fetching state from other peers"
             began, bytes_before = time.monotonic(), self._fetched_bytes
@@ -369,25 +407,22 @@ class Peer:
         self._feed(StateFetched(generation=generation, given=given, num_bytes=num_bytes, seconds=seconds))
 
     async def _upload(self, instruction: Upload) -> None:
-        assert self._connection is not None
         generation, step = instruction.generation, instruction.step
         try:
             key = self._state_key(instruction)
-            await store_state(self._connection.stub, self._own, key, instruction.items, pacers=self._pacers)
+            await store_state(self._line.stub, self._own, key, instruction.items, pacers=self._pacers)
             self._feed(Uploaded(generation=generation, step=step))
         except AtollError as error:
             fault = fault_of(error, doing="storing state at the coordinator")
             self._feed(UploadFailed(generation=generation, step=step, fault=fault))
 
     async def _copy(self, request: session_pb2.CopySnapshot) -> None:
-        assert self._connection is not None
         copied = await self._snapshots.copy(request)
         if copied.failure:
             _log.warning("the snapshot of step %d is not copied from %s: %s", request.step, request.source, copied.failure)
-        self._connection.tell(session_pb2.PeerMessage(snapshot_copied=copied))
+        self._line.tell(session_pb2.PeerMessage(snapshot_copied=copied))
 
     async def _probe(self, probe: session_pb2.Probe) -> None:
-        assert self._connection is not None
         self._settings.chaos.reached("probing")
         probed = await answer_probe(
             probe,
@@ -396,7 +431,7 @@ class Peer:
             pacers=self._pacers,
             max_download=self._settings.max_download,
         )
-        self._connection.tell(session_pb2.PeerMessage(probed=probed))
+        self._line.tell(session_pb2.PeerMessage(probed=probed))
 
     def _state_key(self, instruction: Upload) -> MessageKey:
         assert self._engine is not None
@@ -413,7 +448,6 @@ class Peer:
 
     async def _report_progress(self) -> None:
         assert self._engine is not None
-        assert self._connection is not None
         while True:
             progress = self._engine.progress
             message = session_pb2.Progress(
@@ -425,14 +459,15 @@ class Peer:
                 count=progress.count,
                 fetched_bytes=self._fetched_bytes,
             )
-            self._connection.tell(session_pb2.PeerMessage(progress=message))
+            self._line.tell(session_pb2.PeerMessage(progress=message))
             await asyncio.sleep(PROGRESS_SECONDS)
 
     async def _watch_joining(self) -> None:
-        """Ends the peer when the coordinator does not answer its Join."""
-        seconds = self._settings.connect_seconds
+        """Gives the connection up when the coordinator does not answer Join on it."""
+        seconds, connection = self._settings.connect_seconds, self._line.connection
         await asyncio.sleep(seconds)
-        if self._session.state is SessionState.JOINING:
+        unanswered = self._session.state in (SessionState.JOINING, SessionState.AWAY)
+        if unanswered and self._line.connection is connection is not None:
             address = self._settings.coordinator
             self._on_connection_lost(f"the coordinator at {address} did not answer within {seconds:g} s: is it overloaded?")
 

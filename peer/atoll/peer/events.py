@@ -111,7 +111,13 @@ class KeepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropState:
-    """What was kept is of no use any more."""
+    """What was kept or held is of no use any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldState:
+    """The coordinator is gone. Drop the open step, unless it was reported: then its commit may still come. Hold on to the
+    stage and to what was kept. Answered by StateHeld."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,7 @@ Command: TypeAlias = (
     | KeepState
     | DropState
     | WriteSnapshot
+    | HoldState
 )
 
 # --- notices: from computing to the session ---
@@ -195,6 +202,16 @@ class StateKept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateHeld:
+    """``names`` are the parameters and buffers whose state is here as of the committed ``step``. ``reported_step``, if not 0,
+    is the step after it, whose gradients wait for the commit."""
+
+    step: StepNumber
+    reported_step: StepNumber
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Consumed:
     """A neighbour's message has been used: it may send another of its kind."""
 
@@ -238,7 +255,17 @@ class SnapshotWritten:
 
 
 Notice: TypeAlias = (
-    Accepted | Loaded | Reported | StepVoided | StateReady | StateKept | Consumed | Faulted | Measured | SnapshotWritten
+    Accepted
+    | Loaded
+    | Reported
+    | StepVoided
+    | StateReady
+    | StateKept
+    | StateHeld
+    | Consumed
+    | Faulted
+    | Measured
+    | SnapshotWritten
 )
 
 

@@ -28,12 +28,14 @@ from atoll.peer.events import (
     Faulted,
     HandedOut,
     HandOutState,
+    HoldState,
     Initialise,
     KeepState,
     Loaded,
     Measure,
     Notice,
     SnapshotWritten,
+    StateHeld,
     StateKept,
     StateReady,
     StepVoided,
@@ -107,7 +109,7 @@ class Pipeline:
         try:
             self._dispatch(command)
         except Exception as error:  # whatever a graph makes torch raise must not end this thread
-            self._fail(error, fatal=isinstance(command, CommitStep | HandedOut))  # HandedOut may carry out a postponed commit
+            self._fail(error, fatal=isinstance(command, CommitStep | HandedOut | HoldState))  # each may carry out a commit
         self._publish(count=1)
 
     def work(self) -> bool:
@@ -164,7 +166,9 @@ class Pipeline:
             case KeepState():
                 self._keep(command)
             case DropState():
-                self._kept = KeptState()
+                self._drop_all()
+            case HoldState():
+                self._hold()
             case WriteSnapshot():
                 self._write_snapshot()
 
@@ -312,6 +316,37 @@ class Pipeline:
         self._with.notify(
             StateKept(generation=command.generation, step=command.step, borrowers=command.borrowers, state=self._kept.state)
         )
+
+    def _hold(self) -> None:
+        self._doing = "holding its state"
+        self._handed_out()  # nobody takes what was being handed out
+        self._measuring.abandon("its coordinator is gone")
+        run, reported = self._run, StepNumber(0)
+        if run is not None and run.phase is Phase.REPORTED:
+            reported = run.start.step
+        else:
+            self._abandon()
+        step, names = self._held_state(stage_alone=reported > 0)
+        if self._run is None:
+            self._doing = "idle"
+        self._with.notify(StateHeld(step=step, reported_step=reported, names=names))
+
+    def _held_state(self, *, stage_alone: bool) -> tuple[StepNumber, tuple[str, ...]]:
+        """Of which committed step there is state here, and of which parameters and buffers. What was kept beside the stage is
+        gone once the next step is committed."""
+        kept = {split_name(name)[0] for name in self._kept.state}
+        if self._stage is None:
+            return self._kept.step or StepNumber(0), tuple(sorted(kept))
+        graph = self._stage.graph
+        names = {spec.name for spec in graph.parameters} | {spec.name for spec in graph.buffers}
+        if not stage_alone and self._kept.step == self._committed:
+            names |= kept
+        return self._committed, tuple(sorted(names))
+
+    def _drop_all(self) -> None:
+        self._abandon()
+        self._stage, self._boundaries, self._assignment = None, None, None
+        self._kept = KeptState()
 
     def _hand_out(self, command: HandOutState) -> None:
         if self._stage is None:

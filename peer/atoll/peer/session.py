@@ -10,6 +10,11 @@ A change of plan after a commit begins with Lend: the stage is dropped, its stat
 generation may follow; without one the peer is a spare. What was kept ends with the first commit under that generation.
 
 A peer that leaves says so and goes on as before, computing and lending, until MayLeave, the run's end, or the end of its time.
+
+When the connection is lost, or the coordinator says that it takes this peer for lost, the peer is away: it leaves its links,
+voids the open step unless that was reported, holds on to its state and joins again, saying what it holds. Welcomed back into
+the same run it is idle; the commit of the reported step may follow, then Lend or an assignment, or Release if nothing that it
+holds is of use. In another run, what it holds is of none.
 """
 
 from __future__ import annotations
@@ -25,16 +30,19 @@ from atoll.peer.events import (
     Faulted,
     HandedOut,
     HandOutState,
+    HoldState,
     Initialise,
     KeepState,
     Loaded,
     Measured,
     Reported,
     SnapshotWritten,
+    StateHeld,
     StateKept,
     StateReady,
     StepVoided,
     VoidStep,
+    WriteSnapshot,
 )
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.session_values import (
@@ -48,12 +56,15 @@ from atoll.peer.session_values import (
     ExitCode,
     Fetch,
     Finish,
+    GoBack,
+    HangUp,
     Instruction,
     KeepOnly,
     LeaveLater,
     LeaveRequested,
     LendOut,
     LinksReady,
+    LongAlone,
     MeasureLink,
     Outcome,
     SessionEvent,
@@ -72,7 +83,8 @@ from atoll.protocol.v1 import session_pb2
 
 
 class SessionState(StrEnum):
-    """``STEPPING`` lasts until the step's report; ``REPORTED`` until its commit; ``FAULTED`` until a void or an assignment."""
+    """``STEPPING`` lasts until the step's report; ``REPORTED`` until its commit; ``FAULTED`` until a void or an assignment;
+    ``AWAY`` from the loss of the connection until the coordinator's welcome."""
 
     JOINING = "joining"
     IDLE = "idle"
@@ -81,6 +93,7 @@ class SessionState(StrEnum):
     STEPPING = "stepping"
     REPORTED = "reported"
     FAULTED = "faulted"
+    AWAY = "away"
     ENDED = "ended"
 
 
@@ -99,6 +112,8 @@ class Session:
         self._lending = False
         self._fetched = (0, 0.0)
         self.leaving: LeaveRequested | None = None
+        self._held: StateHeld | None = None
+        self._why_away = ""
 
     def handle(self, event: SessionEvent) -> list[Instruction]:
         """What to do now. Nothing is ever done once the session has ended."""
@@ -109,10 +124,13 @@ class Session:
         match event:
             case LeaveRequested():
                 return self._leave(event)
-            case ConnectionLost() if self.leaving is not None:
-                return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; {event.reason}")
             case ConnectionLost():
-                return self._finish(ExitCode.FAILED, event.reason)
+                return self._lost(event.reason)
+        if self.state is SessionState.AWAY:
+            return self._while_away(event)
+        match event:
+            case LongAlone():
+                return []
             case AssignmentArrived():
                 return self._assigned(event)
             case LinksReady() if event.generation == self.generation:
@@ -134,13 +152,18 @@ class Session:
         return self._from_compute(event)
 
     def _leave(self, event: LeaveRequested) -> list[Instruction]:
-        patient = self.leaving is None and self.state is not SessionState.JOINING and event.hand_over_seconds > 0.0
+        patient = self.leaving is None and not self._unheard and event.hand_over_seconds > 0.0
         seconds = event.hand_over_seconds if patient else 0.0
         told = Tell(session_pb2.PeerMessage(leave=session_pb2.Leave(reason=event.reason, hand_over_seconds=seconds)))
         if not patient:
             return [told, *self._finish(event.exit_code, event.reason)]
         self.leaving = event
         return [told, LeaveLater(event)]
+
+    @property
+    def _unheard(self) -> bool:
+        """Whether no coordinator has this peer in its run at the moment."""
+        return self.state in (SessionState.JOINING, SessionState.AWAY)
 
     def _may_leave(self) -> list[Instruction]:
         if self.leaving is None:
@@ -149,7 +172,7 @@ class Session:
 
     def _from_coordinator(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:
         content = message.WhichOneof("content")
-        if self.state is SessionState.JOINING:
+        if self._unheard:
             return self._joined(message)
         match content:
             case "start":
@@ -190,25 +213,64 @@ class Session:
     def _joined(self, message: session_pb2.CoordinatorMessage) -> list[Instruction]:
         match message.WhichOneof("content"):
             case "welcome":
-                self.state = SessionState.IDLE
-                self.name = PeerId(message.welcome.name)
-                self.run = message.welcome.run
-                self.run_id = message.welcome.run_id
-                return []
+                return self._welcomed(message.welcome)
             case "rejected":
                 return self._rejected(message.rejected)
             case "end":
                 return self._finish(ExitCode.FAILED, message.end.reason or "the run is over")
         return self._broken("it did not answer Join with Welcome or Rejected")
 
+    def _welcomed(self, welcome: session_pb2.Welcome) -> list[Instruction]:
+        self.state = SessionState.IDLE
+        self.name = PeerId(welcome.name)
+        self.run = welcome.run
+        before, self.run_id = self.run_id, welcome.run_id
+        self._loaded = self._links_ready = False
+        if self._held is None or welcome.run_id == before:
+            return []
+        self._held = None
+        self.generation = self._assigned_under = self._released_under = Generation(0)
+        return [Compute(DropState())]
+
     def _rejected(self, rejected: session_pb2.Rejected) -> list[Instruction]:
         reason = f"the coordinator refused this peer: {rejected.reason}"
+        if rejected.again and self.state is not SessionState.JOINING:
+            return self._lost(reason)
         return self._finish(ExitCode.FAILED, reason, again=rejected.again)
+
+    def _lost(self, reason: str) -> list[Instruction]:
+        """The coordinator is gone, or so is this peer for the coordinator. One that never was in a run has nothing to keep."""
+        if self.leaving is not None:
+            return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; {reason}")
+        if self.state is SessionState.JOINING:
+            return self._finish(ExitCode.FAILED, reason)
+        self._why_away = reason
+        if self.state is SessionState.AWAY:
+            return self._go_back()
+        self.state, self._held = SessionState.AWAY, None
+        return [*self._stop_lending(), Disconnect(), HangUp(), Compute(HoldState())]
+
+    def _go_back(self) -> list[Instruction]:
+        if self._held is None:
+            return []  # computing has still to say what there is
+        return [GoBack(reason=self._why_away, run_id=self.run_id, generation=self.generation, held=self._held)]
+
+    def _while_away(self, event: SessionEvent) -> list[Instruction]:
+        match event:
+            case StateHeld():
+                self._held = event
+                return self._go_back()
+            case LongAlone() if self._held is not None and self._held.step > 0:
+                return [Compute(WriteSnapshot())]
+            case Faulted() if event.fatal:
+                return self._finish(ExitCode.FAILED, event.fault.reason)
+        return []  # of what was before
 
     def _assigned(self, event: AssignmentArrived) -> list[Instruction]:
         if event.generation < self.generation or event.generation == self._assigned_under:
             return []
         self.state = SessionState.LOADING
+        self._held = None
         self.generation = self._assigned_under = event.generation
         self._links_ready = self._loaded = False
         self._fetched = (0, 0.0)
@@ -232,21 +294,30 @@ class Session:
     def _commit(self, commit: session_pb2.Commit) -> list[Instruction]:
         if commit.generation < self.generation:
             return []
-        if self.state is not SessionState.REPORTED or (commit.generation, commit.step) != (self.generation, self.step):
+        if (commit.generation, commit.step) != (self.generation, self._awaits_commit()):
             return self._out_of_turn(f"committed step {commit.step} of generation {commit.generation}")
-        self.state = SessionState.READY
+        self.state = SessionState.READY if self.state is SessionState.REPORTED else SessionState.IDLE
+        self._held = None
         command = CommitStep(
             generation=self.generation,
-            step=self.step,
+            step=StepNumber(commit.step),
             clip_factor=commit.clip_factor,
             learning_rate=commit.learning_rate,
             snapshot=commit.snapshot,
         )
         return [*self._stop_lending(), Compute(command)]
 
+    def _awaits_commit(self) -> StepNumber | None:
+        """The step that was reported here and may be committed."""
+        if self.state is SessionState.REPORTED:
+            return self.step
+        held = self._held if self.state is SessionState.IDLE else None
+        return held.reported_step if held is not None and held.reported_step else None
+
     def _lend(self, lend: session_pb2.Lend) -> list[Instruction]:
         if lend.generation <= self.generation:
             return []
+        self._held = None
         self.state = SessionState.IDLE
         self.generation = Generation(lend.generation)
         self._links_ready = self._loaded = False
@@ -255,9 +326,11 @@ class Session:
         return [*self._stop_lending(), Disconnect(), Compute(keep)]
 
     def _release(self, release: session_pb2.Release) -> list[Instruction]:
-        if release.generation != self.generation:
+        if release.generation < self.generation:
             return []
-        self._released_under = self.generation
+        # It may be newer where this peer has had no stage for a while.
+        self.generation = self._released_under = Generation(release.generation)
+        self._held = None
         return [*self._stop_lending(), Compute(DropState())]
 
     def _stop_lending(self) -> list[Instruction]:

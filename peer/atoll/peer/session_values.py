@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from atoll.peer.boundaries import Boundaries
-from atoll.peer.events import Command, Notice, StateKept
+from atoll.peer.events import Command, Notice, StateHeld, StateKept
 from atoll.peer.faults import Fault
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import Generation, PeerId, StepNumber
@@ -84,6 +84,11 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongAlone:
+    """There has been no coordinator for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequested:
     """A person, a signal or a notice wants this peer to end: once others have what it holds, for which it stays so long at
     most; the second time, or without a session, at once and with ``exit_code``."""
@@ -103,6 +108,7 @@ SessionEvent: TypeAlias = (
     | UploadFailed
     | ShellFault
     | ConnectionLost
+    | LongAlone
     | LeaveRequested
 )
 
@@ -167,6 +173,22 @@ class StopLending:
     """What was kept is of no use any more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangUp:
+    """The connection is of no use any more: end it, and what runs over it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoBack:
+    """Join the coordinator again, with what is ``held`` of the run called ``run_id``; ``reason``: why the connection is gone.
+    Answered by what the coordinator says, or by ConnectionLost."""
+
+    reason: str
+    run_id: str
+    generation: Generation
+    held: StateHeld
+
+
 @dataclass(frozen=True, slots=True)
 class Upload:
     """Store the state at the coordinator; answer Uploaded or UploadFailed."""
@@ -226,6 +248,8 @@ Instruction: TypeAlias = (
     | Disconnect
     | LendOut
     | StopLending
+    | HangUp
+    | GoBack
     | Upload
     | MeasureLink
     | CopyOver

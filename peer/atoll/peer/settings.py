@@ -9,10 +9,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.peer.returning import Patience
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
 from atoll.protocol.fault_points import FaultPoints
-from atoll.protocol.quantities import parse_bytes, parse_rate
+from atoll.protocol.quantities import parse_bytes, parse_rate, parse_seconds
 
 CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
 HAND_OVER_SECONDS = 30.0  # providers of spot instances give 30 s or more
@@ -28,7 +29,7 @@ class PeerSettings:
     coordinator may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
     ``max_download``, in bytes a second, bound all that this peer sends and what others send to it. One that is asked to leave
     stays ``hand_over_seconds`` at most; ``notice_url`` is asked all the time whether this machine is about to be taken away.
-    ``chaos`` is what a fault plan has this peer do.
+    ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone.
     """
 
     coordinator: Address
@@ -46,6 +47,7 @@ class PeerSettings:
     chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)
     hand_over_seconds: float = HAND_OVER_SECONDS
     notice_url: str | None = None
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def listen_address(self) -> str:
@@ -106,6 +108,14 @@ def rate_of_flag(text: str, flag: str) -> float:
     if not rate:
         raise JobError(flag, f"{text!r} is not a rate; write for example 20Mbps, bits a second and not bytes")
     return rate
+
+
+def seconds_of_flag(text: str, flag: str) -> float:
+    """``90s`` in seconds; raises JobError that names the flag."""
+    seconds = parse_seconds(text)
+    if not seconds:
+        raise JobError(flag, f"{text!r} is not a time; write for example 1800s")
+    return seconds
 
 
 def _local_address_towards(coordinator: Address) -> str:

@@ -33,13 +33,19 @@ class Snapshots:
         self._folder = None if cache is None else SnapshotFolder(cache, self._damaged)
         self.writer = None if self._folder is None else SnapshotWriter(self._folder, own, notify, settings.chaos)
 
-    async def open(self) -> list[Held]:
-        """Clears up what is of no use any more, and tells what is there, of any run."""
-        folder = self._folder
-        if folder is None:
-            return []
-        await asyncio.to_thread(folder.clean, wall_clock())
-        return await asyncio.to_thread(folder.held)
+    async def open(self) -> None:
+        """Clears up what is of no use any more."""
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.clean, wall_clock())
+
+    async def held(self) -> list[Held]:
+        """What is there, of any run."""
+        return [] if self._folder is None else await asyncio.to_thread(self._folder.held)
+
+    @property
+    def where(self) -> str:
+        """The folder of this run, for people; empty where nothing is kept."""
+        return "" if self._folder is None else str(self._folder.path / self.run_id)
 
     def enter(self, run_id: str) -> None:
         """From now on all is about this run."""

@@ -117,7 +117,7 @@ async def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> Non
             await second.start()
         await run.ended()
     third = Coordinator(CoordinatorSettings(job=job, listen="127.0.0.1:0", state=tmp_path / "state"))
-    with pytest.raises(JobError, match=r"already holds a run \(tiny, 1 of 1 steps\); give another folder"):
+    with pytest.raises(JobError, match=r"holds a finished run \(tiny, 1 steps\).*give another --state"):
         await third.start()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,27 @@ async def load(peers: list[ScriptedPeer], generation: int = 1) -> None:
 
 
 @asynccontextmanager
+async def speaking(peer: ScriptedPeer) -> AsyncIterator[None]:
+    """The peer says all the time that it is there."""
+
+    async def speak() -> None:
+        while True:
+            peer.say(progress=session_pb2.Progress(phase="idle"))
+            await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(speak())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def waiting_run(folder: Path) -> AbstractAsyncContextManager[Coordinated]:
+    """A coordinator that waits for more peers than will come."""
+    return coordinated(tiny_job(folder, options=SMALLEST), folder / "state", peers=0, min_peers=9)
+
+
+@asynccontextmanager
 async def with_peers(
     folder: Path, *names: str, job: Job | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Coordinated, list[ScriptedPeer]]]:
@@ -94,16 +115,47 @@ async def test_refusals_say_what_to_do(tmp_path: Path) -> None:
     async with coordinated(tiny_job(tmp_path, options=SMALLEST), tmp_path / "state", peers=0, min_peers=9) as run:
         async with scripted(run, "a") as (a,):
             await a.hears("welcome")
-            async with scripted(run, "a") as (twin,):
+            async with speaking(a), scripted(run, "a") as (twin,):
                 rejected = await twin.hears("rejected")
             assert "a peer named a is in the run already" in rejected.reason
             assert "--name" in rejected.reason
+            assert not rejected.again
         async with scripted(run, "b", protocol_version=7, version="9.9") as (b,):
             reason = (await b.hears("rejected")).reason
             assert f"speaks protocol {PROTOCOL_VERSION}" in reason
             assert "the peer protocol 7 (atoll 9.9)" in reason
         async with scripted(run, "c", address="0.0.0.0:80") as (c,):
             assert "--advertise" in (await c.hears("rejected")).reason
+
+
+async def test_a_process_that_comes_back_takes_its_own_place_at_once(tmp_path: Path) -> None:
+    async with waiting_run(tmp_path) as run, scripted(run, "a", instance="x") as (a,):
+        await a.hears("welcome")
+        async with speaking(a), scripted(run, "a", instance="x") as (back,):
+            await back.hears("welcome")
+            assert (await a.hears("rejected")).again
+            await run.until_told(PeerEvent, name="a", state="lost", reason="it has come back")
+        assert [event.state for event in run.told(PeerEvent)][:3] == ["joined", "lost", "joined"]
+
+
+async def test_a_peer_that_is_started_again_takes_the_place_of_one_that_says_nothing_more(tmp_path: Path) -> None:
+    """Its machine went down, and nobody told the coordinator: long before the lease is over, which is a minute here."""
+    async with waiting_run(tmp_path) as run, scripted(run, "a", instance="x") as (a,):
+        await a.hears("welcome")
+        async with scripted(run, "a", instance="y") as (anew,):
+            a.say(progress=session_pb2.Progress(phase="idle"))  # its last word, which was on its way
+            await anew.hears("welcome")
+            assert (await a.hears("rejected")).again
+        assert [event.state for event in run.told(PeerEvent)][:3] == ["joined", "lost", "joined"]
+
+
+async def test_two_of_a_name_that_come_together_are_told_apart(tmp_path: Path) -> None:
+    async with waiting_run(tmp_path) as run, scripted(run, "a", instance="x") as (a,):
+        await a.hears("welcome")
+        async with scripted(run, "a", instance="y") as (one,), scripted(run, "a", instance="z") as (other,):
+            await run.until(lambda: all(peer.heard for peer in (one, other)))
+            said = {peer.heard[0].WhichOneof("content") for peer in (one, other)}
+            assert said == {"welcome", "rejected"}
 
 
 async def test_a_session_must_begin_with_join(tmp_path: Path) -> None:

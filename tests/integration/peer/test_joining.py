@@ -83,15 +83,6 @@ async def test_a_refusal_is_passed_on() -> None:
     assert "install the same version" in outcome.reason
 
 
-async def test_a_coordinator_that_ends_takes_the_peer_with_it() -> None:
-    async with swarm("ann") as peers:
-        await peers.seats()
-        await peers.coordinator.stop()
-        outcome = await asyncio.wait_for(peers.running["ann"], 10)
-    assert outcome.exit_code == ExitCode.FAILED
-    assert "the coordinator at" in outcome.reason
-
-
 @pytest.mark.parametrize("before_joining", [True, False])
 async def test_leaving_is_quick_and_frees_the_port(before_joining: bool) -> None:
     async with swarm("ann", "bob") as peers:

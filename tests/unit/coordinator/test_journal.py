@@ -97,29 +97,12 @@ def test_a_full_disk_is_a_sentence_and_leaves_no_half_commit(tmp_path: Path) -> 
     journal.close()
 
 
-def test_a_folder_that_holds_a_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    folder = StateFolder.claim(tmp_path / "run", make_job())
-    folder.journal.write_commit(make_commit(1))
-    folder.close()
-    with pytest.raises(JobError, match=r"already holds a run \(tiny, 1 of 5 steps\); give another folder or remove this one"):
-        StateFolder.claim(tmp_path / "run", make_job())
-
-
 def test_a_folder_in_use_is_refused_and_names_the_process(tmp_path: Path) -> None:
     folder = StateFolder.claim(tmp_path, make_job())
     folder.write_address("127.0.0.1:1234")
     with pytest.raises(JobError, match=f"is used by a run in process {os.getpid()}"):
         StateFolder.claim(tmp_path, make_job())
     folder.close()
-
-
-def test_a_run_that_committed_nothing_makes_room(tmp_path: Path) -> None:
-    first = StateFolder.claim(tmp_path, make_job())
-    first.write_event(VoidEvent(step=1, reason="r", peer="a", stage=0))
-    first.close()
-    second = StateFolder.claim(tmp_path, make_job())
-    assert (tmp_path / METRICS).read_text() == ""
-    second.close()
 
 
 @pytest.mark.parametrize(("listens", "written"), [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7"), ("[::1]:7", "[::1]:7")])

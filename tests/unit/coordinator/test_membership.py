@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.coordinator.membership import Introduction, Member, Membership, Refusal
+from atoll.coordinator.membership import Introduction, Member, Membership, Refusal, Taken
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.ids import PeerId
 
@@ -25,7 +25,7 @@ GOOD = Introduction(
 )
 
 
-def admit(membership: Membership, came_from: str = HERE, now: float = 0.0, **changes: Any) -> Member | Refusal:
+def admit(membership: Membership, came_from: str = HERE, now: float = 0.0, **changes: Any) -> Member | Refusal | Taken:
     return membership.admit(dataclasses.replace(GOOD, **changes), came_from, "0.1.0", now)
 
 
@@ -69,20 +69,24 @@ def test_a_name_is_given_once() -> None:
     membership = Membership(0.0)
     first = admit(membership)
     assert isinstance(first, Member)
-    second = admit(membership, now=1.0)
-    assert isinstance(second, Refusal)
-    assert "a peer named a is in the run already (at 127.0.0.1:4000); give this one another name with --name" in second.reason
-    assert not second.again
+    second = admit(membership, now=1.0, address="127.0.0.1:4001")
+    assert isinstance(second, Taken)
+    assert second.holder is first
+    assert not second.same_process
+    sentence = "a peer named a is in the run already (at 127.0.0.1:4000); give this one another name with --name"
+    assert second.refusal.reason == sentence
+    assert not second.refusal.again
     membership.remove(first)
     assert isinstance(admit(membership, now=2.0), Member)
 
 
-def test_the_name_of_a_silent_peer_may_be_free_soon() -> None:
+@pytest.mark.parametrize(("first", "second", "same"), [("x", "x", True), ("x", "y", False), ("x", "", False), ("", "", False)])
+def test_a_process_that_comes_back_is_told_from_another_of_its_name(first: str, second: str, same: bool) -> None:
     membership = Membership(0.0)
-    admit(membership)
-    verdict = admit(membership, now=8.0)
-    assert isinstance(verdict, Refusal)
-    assert verdict.again
+    admit(membership, instance=first)
+    verdict = admit(membership, instance=second)
+    assert isinstance(verdict, Taken)
+    assert verdict.same_process == same
 
 
 def look(membership: Membership, start: float, end: float, every: float = 0.25) -> float | None:

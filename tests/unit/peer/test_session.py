@@ -18,16 +18,19 @@ from atoll.peer.events import (
     Faulted,
     HandedOut,
     HandOutState,
+    HoldState,
     Initialise,
     KeepState,
     Loaded,
     MicrobatchLoss,
     Reported,
     SnapshotWritten,
+    StateHeld,
     StateKept,
     StateReady,
     StepVoided,
     VoidStep,
+    WriteSnapshot,
 )
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.session import Session, SessionState
@@ -42,11 +45,14 @@ from atoll.peer.session_values import (
     ExitCode,
     Fetch,
     Finish,
+    GoBack,
+    HangUp,
     Instruction,
     KeepOnly,
     LeaveRequested,
     LendOut,
     LinksReady,
+    LongAlone,
     MeasureLink,
     SessionEvent,
     ShellFault,
@@ -431,6 +437,131 @@ def test_leaving_is_announced() -> None:
     assert driver.one(Finish).outcome.exit_code == ExitCode.INTERRUPTED
 
 
-def test_a_lost_connection_ends_the_peer() -> None:
-    outcome = ready().give(ConnectionLost(reason="the coordinator is gone")).one(Finish).outcome
+def test_a_lost_connection_before_the_welcome_ends_the_peer() -> None:
+    outcome = Driver().give(LOST).one(Finish).outcome
     assert (outcome.exit_code, outcome.reason) == (ExitCode.FAILED, "the coordinator is gone")
+
+
+LOST = ConnectionLost(reason="the coordinator is gone")
+AGAIN = pb.CoordinatorMessage(rejected=pb.Rejected(reason="nothing was heard from it for 10 s", again=True))
+
+
+def held(reported: int = 0) -> StateHeld:
+    return StateHeld(step=StepNumber(STEP if not reported else reported - 1), reported_step=StepNumber(reported), names=("w",))
+
+
+def away(driver: Driver, found: StateHeld) -> Driver:
+    return driver.give(LOST, found)
+
+
+@pytest.mark.parametrize("how", [LOST, AGAIN])
+def test_a_peer_that_lost_its_coordinator_or_its_place_goes_back_with_what_it_holds(how: SessionEvent) -> None:
+    driver = committed().give(start(step=2), how)
+    assert [type(item) for item in driver.last] == [Disconnect, HangUp, Compute]
+    assert driver.one(Compute).command == HoldState()
+    wish = driver.give(held()).one(GoBack)
+    assert (wish.generation, wish.held) == (ONE, held())
+    assert "the coordinator" in wish.reason
+    assert driver.give(WELCOME).last == []
+    assert driver.session.state is SessionState.IDLE
+
+
+def test_what_is_kept_is_not_lent_while_away() -> None:
+    driver = committed().give(lend(), kept(), LOST)
+    assert [type(item) for item in driver.last] == [StopLending, Disconnect, HangUp, Compute]
+
+
+def test_an_attempt_that_fails_is_followed_by_another() -> None:
+    driver = away(committed(), held())
+    for failure in (LOST, AGAIN):
+        assert driver.give(failure).one(GoBack).held == held()
+    assert driver.session.state is SessionState.AWAY
+
+
+def test_a_second_loss_before_computing_has_said_what_there_is_changes_nothing() -> None:
+    driver = committed().give(LOST)
+    assert driver.give(LOST).last == []
+    driver.give(held()).one(GoBack)
+
+
+def test_a_refusal_for_good_ends_a_peer_that_is_away() -> None:
+    rejected = pb.CoordinatorMessage(rejected=pb.Rejected(reason="a peer named ann is in the run already"))
+    outcome = away(committed(), held()).give(rejected).one(Finish).outcome
+    assert outcome.exit_code == ExitCode.FAILED
+    assert "a peer named ann" in outcome.reason
+
+
+def test_what_was_under_way_is_nothing_to_a_peer_that_is_away() -> None:
+    fault = Fault(kind=FaultKind.LINK, reason="bob is silent")
+    driver = stepping().give(LOST)
+    stale = (
+        report(),
+        Faulted(generation=ONE, step=STEP, fault=fault),
+        StateReady(generation=ONE, step=STEP, items=()),
+        StateFetched(generation=ONE, given={}),
+        LinksReady(generation=ONE),
+        ShellFault(generation=ONE, fault=fault),
+        UploadFailed(generation=ONE, step=STEP, fault=fault),
+    )
+    for event in stale:
+        assert driver.give(event).last == []
+        assert driver.session.state is SessionState.AWAY
+
+
+def test_a_peer_that_is_alone_for_long_writes_its_state_to_the_disk() -> None:
+    driver = away(committed(), held())
+    assert driver.give(LongAlone()).one(Compute).command == WriteSnapshot()
+    assert driver.give(SnapshotWritten(step=STEP)).last == []
+    assert away(stepping(), StateHeld(step=StepNumber(0), reported_step=STEP, names=("w",))).give(LongAlone()).last == []
+    assert committed().give(LongAlone()).last == []
+
+
+def test_a_fatal_fault_ends_a_peer_that_is_away() -> None:
+    fault = Fault(kind=FaultKind.INTERNAL, reason="RuntimeError")
+    driver = stepping().give(LOST, Faulted(generation=ONE, step=STEP, fault=fault, fatal=True))
+    assert driver.one(Finish).outcome.reason == "RuntimeError"
+
+
+def test_a_commit_that_was_missed_comes_after_the_welcome() -> None:
+    driver = away(stepping().give(report()), held(reported=STEP)).give(WELCOME, commit())
+    assert driver.one(Compute).command == CommitStep(generation=ONE, step=STEP, clip_factor=0.5, learning_rate=0.1)
+    assert driver.session.state is SessionState.IDLE
+    assert driver.give(lend()).one(Compute).command == KeepState(generation=TWO, step=STEP, borrowers=(PeerId("bob"),))
+
+
+@pytest.mark.parametrize("wrong", [commit(step=2), commit(generation=TWO)])
+def test_another_commit_after_the_welcome_breaks_the_protocol(wrong: pb.CoordinatorMessage) -> None:
+    driver = away(stepping().give(report()), held(reported=STEP)).give(WELCOME, wrong)
+    assert "broke the protocol" in driver.fault().reason
+
+
+def test_a_step_that_was_not_reported_cannot_be_committed_after_the_welcome() -> None:
+    driver = away(stepping(), held()).give(WELCOME, commit())
+    assert "broke the protocol" in driver.fault().reason
+
+
+def test_after_the_welcome_an_assignment_begins_anew() -> None:
+    driver = away(committed(), held()).give(WELCOME, AssignmentArrived(generation=TWO, payload=b"y"))
+    assert isinstance(driver.last[-1], Compute)
+    driver.give(assignment(TWO), Loaded(generation=TWO), LinksReady(generation=TWO))
+    assert driver.told().ready.generation == TWO
+
+
+def test_what_is_of_no_use_any_more_is_dropped() -> None:
+    driver = away(committed(), held()).give(WELCOME, pb.CoordinatorMessage(release=pb.Release(generation=ONE)))
+    assert driver.one(Compute).command == DropState()
+
+
+def test_a_release_may_be_newer_than_what_a_peer_without_a_stage_has_heard() -> None:
+    driver = away(committed(), held()).give(WELCOME, pb.CoordinatorMessage(release=pb.Release(generation=9)))
+    assert driver.one(Compute).command == DropState()
+    assert driver.give(lend(generation=9)).last == []
+    driver.give(AssignmentArrived(generation=Generation(10), payload=b"y")).one(Disconnect)
+
+
+def test_in_another_run_nothing_of_the_old_one_counts() -> None:
+    other = pb.CoordinatorMessage(welcome=pb.Welcome(run="r", name="ann", run_id="another"))
+    driver = away(committed(), held()).give(other)
+    assert driver.one(Compute).command == DropState()
+    driver.give(AssignmentArrived(generation=ONE, payload=b"y"))
+    assert driver.session.state is SessionState.LOADING

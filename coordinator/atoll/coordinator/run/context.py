@@ -9,6 +9,7 @@ from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.broken_links import BrokenLinks
 from atoll.coordinator.run.holdings import Holdings
 from atoll.coordinator.run.instructions import Announce, EndRun, Instruction, ReleaseState
+from atoll.coordinator.run.resuming import Committed, Returning
 from atoll.coordinator.run.roster import Roster
 from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment, Snapshots
 from atoll.coordinator.run.states import TRANSITIONS, Phase, RunSettings, RunState
@@ -19,7 +20,8 @@ class RunContext:
     """Changed by the machine and its parts alone; ``pending`` are the peers whose answer ends the present wait, ``doing`` says
     what is done for a plan. ``moment`` is the step at which the state stands, ``journal_step`` the last one in the journal:
     they differ while the run does steps again. It ``began`` at a
-    snapshot in a store, if that is not 0. ``stale`` are peers that hold state of a moment which the run has left."""
+    snapshot in a store, if that is not 0. ``stale`` are peers that hold state of a moment which the run has left.
+    ``last`` is how the last step was committed, ``returning`` whose return a restarted run waits for."""
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.settings = settings
@@ -35,7 +37,10 @@ class RunContext:
         self.journal_step = self.began = StepNumber(0)
         self.snapshots = Snapshots(settings.copies)
         self.stale: set[PeerId] = set()
+        self.last: Committed | None = None
+        self.returning = Returning()
         self._last_line = 0
+        self._line_since = Generation(0)
         self._went_back = False
         self.plan: Plan | None = None
         self.last_plan: Plan | None = None
@@ -97,6 +102,11 @@ class RunContext:
         self.holdings.clear(learned=moment.step > 0)
         self.moment = moment
         self._went_back = True
+        self._line_since = self.generation
+
+    def is_of_this_line(self, generation: Generation) -> bool:
+        """Whether what a peer has in memory, which last heard of ``generation``, was made since the run last went back."""
+        return generation > self._line_since or self._line_since == 0
 
     def uncovered(self) -> tuple[str, ...]:
         """The essential names that nobody here holds as of where the run stands, in memory or on a disk."""

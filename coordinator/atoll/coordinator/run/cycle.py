@@ -169,6 +169,7 @@ class StepCycle:
         again = context.replaying
         context.emit(CheckReplay(commit=commit) if again else commit)
         releases = context.stand_at(step.step)
+        context.last = commit.without_samples()
         self._count(commit, again=again)
         snapshot = self._snapshotting.begin_if_due(commit.seconds, self._timer.usual)
         context.emit(

@@ -14,11 +14,13 @@ STEP_FACTOR = 20.0
 class Deadlines:
     """Limits in seconds. ``waiting`` is how long a run that cannot go on waits for peers, or for a link between them, which
     may come the next day; ``settle`` how long nobody must have joined before a plan is made, so that peers that come together
-    are placed together; ``stored`` how long a peer may be silent while it sends its state, ``snapshot`` how long nothing may
+    are placed together; ``returning`` how long a restarted coordinator waits for the peers of its last plan, which look for it
+    every few seconds; ``stored`` how long a peer may be silent while it sends its state, ``snapshot`` how long nothing may
     come of one."""
 
     waiting_seconds: float = 24 * 3600.0
     settle_seconds: float = 1.0
+    returning_seconds: float = 30.0
     planning_seconds: float = 300.0
     loading_seconds: float = 600.0
     step_seconds: float = 60.0

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.run.resuming import Held
 from atoll.coordinator.run.snapshots import HeldPart
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
 
@@ -38,10 +39,12 @@ class StorePurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerJoined:
-    """``snapshots`` are the parts of this run's snapshots that it has on its disk, on which ``disk_bytes`` are free (0: not
-    known); its owner lets it receive so many bytes a second (None: no limit)."""
+    """``held`` is what it still has in memory of this run, ``snapshots`` are the parts of this run's snapshots that it has on
+    its disk, on which ``disk_bytes`` are free (0: not known); its owner lets it receive so many bytes a second (None: no
+    limit)."""
 
     offer: PeerOffer
+    held: Held | None = None
     snapshots: tuple[HeldPart, ...] = ()
     disk_bytes: int = 0
     download_bytes_per_second: float | None = None

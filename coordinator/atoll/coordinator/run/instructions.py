@@ -12,6 +12,7 @@ from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.copies import Copy
 from atoll.coordinator.run.events import StorePurpose
+from atoll.coordinator.run.resuming import Committed
 from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 
@@ -102,6 +103,20 @@ class WriteCommit:
     samples: str
     sample_ids: tuple[tuple[int, ...], ...]
 
+    def without_samples(self) -> Committed:
+        """What the run remembers of it."""
+        return Committed(
+            step=self.step,
+            generation=self.generation,
+            loss=self.loss,
+            grad_norm=self.grad_norm,
+            clip_factor=self.clip_factor,
+            learning_rate=self.learning_rate,
+            seconds=self.seconds,
+            num_tokens=self.num_tokens,
+            samples=self.samples,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReplay:
@@ -112,7 +127,8 @@ class CheckReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCommit:
-    """Tell ``peers``, all of which have reported the step; ``snapshot``: they write the state after it to their disks."""
+    """Tell ``peers``, all of which have reported the step under ``generation``; ``snapshot``: they write the state after it to
+    their disks."""
 
     peers: tuple[PeerId, ...]
     generation: Generation

@@ -1,6 +1,7 @@
 """The journal of a run: an SQLite file in which a step is committed before any peer hears of it.
 
-Tables: ``run`` (one row: name, seed, the job, how it ended), ``plans`` (by generation), ``commits`` (by step) and ``ledger``
+Tables: ``run`` (one row: name, seed, the job, how it ended, what it is called for ever, and up to which number generations are
+reserved: a killed coordinator may have used them), ``plans`` (by generation), ``commits`` (by step) and ``ledger``
 (which samples each committed step consumed), ``predictions`` (beside what was measured), ``codecs`` (of each link, from which
 step on, and why), ``snapshots`` (by step and line of steps) and ``snapshot_parts`` (what is on whose disk), ``origin`` (the
 snapshot that a run goes on from), ``stores`` (where its own are put). Written ahead (WAL) and synchronised at each commit, so
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from atoll.coordinator.codec_choices import CodecChange
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.instructions import NoteSnapshot, WriteCommit
 from atoll.coordinator.run.replay import CommittedStep
+from atoll.coordinator.run.resuming import Committed, Resumption
 from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.protocol.errors import ResourceError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
@@ -37,14 +40,25 @@ CREATE TABLE snapshot_parts (peer TEXT NOT NULL, step INTEGER NOT NULL, line INT
 names TEXT NOT NULL, PRIMARY KEY (peer, step)) WITHOUT ROWID;
 """
 
-_SCHEMA = """ CREATE TABLE run (name TEXT NOT NULL, seed INTEGER NOT NULL, job TEXT NOT NULL, steps INTEGER NOT NULL, outcome
-TEXT, reason TEXT); CREATE TABLE plans (generation INTEGER PRIMARY KEY, plan TEXT NOT NULL); CREATE TABLE commits ( step
-INTEGER PRIMARY KEY, generation INTEGER NOT NULL, loss REAL NOT NULL, grad_norm REAL NOT NULL, clip_factor REAL NOT NULL,
-learning_rate REAL NOT NULL, seconds REAL NOT NULL, num_tokens INTEGER NOT NULL, samples TEXT NOT NULL ); CREATE TABLE ledger
-( step INTEGER NOT NULL REFERENCES commits (step), microbatch INTEGER NOT NULL, sample_ids BLOB NOT NULL, PRIMARY KEY (step,
-microbatch) ) WITHOUT ROWID; CREATE TABLE predictions ( what TEXT NOT NULL, peer TEXT NOT NULL, step INTEGER NOT NULL,
-predicted REAL NOT NULL, measured REAL NOT NULL ); CREATE TABLE codecs ( step INTEGER NOT NULL, source TEXT NOT NULL, target
-TEXT NOT NULL, codec TEXT NOT NULL, reason TEXT NOT NULL ); """
+VERSION = 2
+"""Of the tables; a journal of another version is not taken up."""
+RESERVED = 1000
+"""Generations at a time: a run has few in an hour, and each block is one write."""
+
+_SCHEMA = """
+CREATE TABLE run (name TEXT NOT NULL, seed INTEGER NOT NULL, job TEXT NOT NULL, steps INTEGER NOT NULL, outcome TEXT,
+reason TEXT, run_id TEXT NOT NULL, reserved INTEGER NOT NULL);
+CREATE TABLE plans (generation INTEGER PRIMARY KEY, plan TEXT NOT NULL);
+CREATE TABLE commits (step INTEGER PRIMARY KEY, generation INTEGER NOT NULL, loss REAL NOT NULL, grad_norm REAL NOT NULL,
+clip_factor REAL NOT NULL, learning_rate REAL NOT NULL, seconds REAL NOT NULL, num_tokens INTEGER NOT NULL,
+samples TEXT NOT NULL);
+CREATE TABLE ledger (step INTEGER NOT NULL REFERENCES commits (step), microbatch INTEGER NOT NULL, sample_ids BLOB NOT NULL,
+PRIMARY KEY (step, microbatch)) WITHOUT ROWID;
+CREATE TABLE predictions (what TEXT NOT NULL, peer TEXT NOT NULL, step INTEGER NOT NULL, predicted REAL NOT NULL,
+measured REAL NOT NULL);
+CREATE TABLE codecs (step INTEGER NOT NULL, source TEXT NOT NULL, target TEXT NOT NULL, codec TEXT NOT NULL,
+reason TEXT NOT NULL);
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +90,11 @@ class Journal:
         """A new journal for a run; ``path`` must not exist."""
         journal = cls(path)
         with journal._spoken():
-            journal._connection.executescript(_SCHEMA + SNAPSHOT_SCHEMA)
-            journal._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, NULL, NULL)", (name, seed, job, steps))
+            # One transaction: a kill in the middle leaves an empty file, which makes room for another run.
+            journal._connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {SNAPSHOT_SCHEMA} PRAGMA user_version = {VERSION};")
+            row = (name, seed, job, steps, uuid.uuid4().hex)
+            journal._connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, NULL, NULL, ?, 0)", row)
+            journal._connection.execute("COMMIT")
         return journal
 
     def close(self) -> None:
@@ -217,6 +234,65 @@ class Journal:
     def write_outcome(self, *, finished: bool, reason: str) -> None:
         with self._spoken():
             self._connection.execute("UPDATE run SET outcome = ?, reason = ?", ("finished" if finished else "failed", reason))
+
+    def reserve(self, generation: Generation) -> Generation:
+        """Before ``generation`` is used: the last one that may be used from now on without asking again."""
+        reserved = Generation(generation + RESERVED)
+        with self._spoken():
+            self._connection.execute("UPDATE run SET reserved = ?", (reserved,))
+        return reserved
+
+    def begin_again(self) -> None:
+        """The run goes on: how it ended before is no longer how it ended."""
+        with self._spoken():
+            self._connection.execute("UPDATE run SET outcome = NULL, reason = NULL")
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether it was made whole; raises ResourceError for one of another version."""
+        with self._spoken():
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and version != VERSION:
+            raise ResourceError(f"its tables are of version {version}, and this version of Atoll reads {VERSION}")
+        return bool(tables)
+
+    def run_id(self) -> str:
+        """What this run alone is called, for ever."""
+        with self._spoken():
+            (run_id,) = self._connection.execute("SELECT run_id FROM run").fetchone()
+        return str(run_id)
+
+    def outcome(self) -> str | None:
+        """``finished``, ``failed``, or None: it was killed, or it runs."""
+        with self._spoken():
+            (outcome,) = self._connection.execute("SELECT outcome FROM run").fetchone()
+        return None if outcome is None else str(outcome)
+
+    def commits(self, after: int) -> list[Committed]:
+        """The commits of the steps after ``after``, in order."""
+        columns = "step, generation, loss, grad_norm, clip_factor, learning_rate, seconds, num_tokens, samples"
+        with self._spoken():
+            rows = self._connection.execute(f"SELECT {columns} FROM commits WHERE step > ? ORDER BY step", (after,)).fetchall()
+        names = columns.split(", ")
+        return [Committed(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def resumption(self) -> Resumption:
+        """Where a coordinator that takes the run up begins."""
+        with self._spoken():
+            (reserved,) = self._connection.execute("SELECT reserved FROM run").fetchone()
+            row = self._connection.execute("SELECT plan FROM plans ORDER BY generation DESC LIMIT 1").fetchone()
+        stages = json.loads(row[0])["stages"] if row is not None else []
+        last = self.commits(after=self.last_step() - 1)
+        codecs = {(PeerId(source), PeerId(target)): codec for _, source, target, codec, _ in self.codecs()}
+        return Resumption(
+            generation=Generation(reserved),
+            last=last[0] if last else None,
+            peers=tuple(PeerId(stage["peer"]) for stage in stages),
+            codecs=codecs,
+            snapshots=tuple(row.moment for row in self.snapshots()),
+            parts=tuple(self.snapshot_parts()),
+        )
 
     def last_step(self) -> StepNumber:
         """The last committed step; before the run's first the one that it began at, which is 0 unless it was resumed."""

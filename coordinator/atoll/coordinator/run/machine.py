@@ -49,12 +49,14 @@ from atoll.coordinator.run.events import (
     WeightsWritten,
     WorkFailed,
 )
-from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, MakePlan
+from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, MakePlan, ReleaseState, SendCommit
 from atoll.coordinator.run.leaving import Leaving
 from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.pausing import Pausing
 from atoll.coordinator.run.recovery import Recovery
+from atoll.coordinator.run.resuming import Held, Resumption, Returning, Use, use_of
 from atoll.coordinator.run.roster import PeerState
+from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.storing import Storing
@@ -83,6 +85,21 @@ class RunMachine:
         self._last_join = now
         self._planned_with: tuple[PeerId, ...] = ()
         self._loading_failures = 0
+
+    def resume(self, resumption: Resumption) -> None:
+        """Take up a run, before the first event: it goes on after the last committed step."""
+        context = self.context
+        context.generation, context.last = resumption.generation, resumption.last
+        context.returning = Returning(resumption.peers, context.now + self._deadlines.returning_seconds)
+        for moment in resumption.snapshots:
+            context.snapshots.ordered(moment)
+        for peer, part in resumption.parts:
+            context.snapshots.taken(peer, part)
+        if resumption.last is not None:
+            line = max((moment.line for moment in resumption.snapshots), default=0)
+            context.take_up(Moment(step=resumption.last.step, line=line))
+            self.cycle.loss = resumption.last.loss
+            self.cycle.owed_evaluation = resumption.owed_evaluation
 
     def handle(self, event: RunEvent, now: float) -> tuple[Instruction, ...]:
         """Take in what happened at ``now`` (a monotonic clock); returns what to do, in order."""
@@ -181,9 +198,32 @@ class RunMachine:
         context.snapshots.joined(event.offer.name, event.snapshots)
         self.snapshotting.joined(event)
         self._last_join = context.now
+        if event.held is not None:
+            self._take_back(event.offer.name, event.held)
         self.pausing.joined()
         if context.state is RunState.WAITING:
             context.wait_at_most(self._deadlines.waiting_seconds)
+
+    def _take_back(self, peer: PeerId, held: Held) -> None:
+        """A peer is here again, with state in memory: it is of use, becomes so with a commit that it missed, or is dropped."""
+        context = self.context
+        use = use_of(held, context.committed, context.last) if context.is_of_this_line(held.generation) else Use.NONE
+        if use is Use.NONE:
+            context.emit(ReleaseState(generation=held.generation, peers=(peer,)))
+            return
+        if use is Use.COMMIT:
+            last = context.last
+            assert last is not None
+            context.emit(
+                SendCommit(
+                    peers=(peer,),
+                    generation=last.generation,
+                    step=last.step,
+                    clip_factor=last.clip_factor,
+                    learning_rate=last.learning_rate,
+                )
+            )
+        context.holdings.add(peer, held.names)
 
     def _peer_gone(self, event: PeerGone) -> None:
         context, peer, reason = self.context, event.peer, event.reason
@@ -275,6 +315,9 @@ class RunMachine:
             return
         if not self.pausing.may_plan(offer.name for offer in offers):
             return
+        if context.returning.away(context.roster, context.now):
+            return
+        context.returning = Returning()
         stood = context.moment
         if not self.recovery.settle():
             return

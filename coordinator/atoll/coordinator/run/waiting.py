@@ -43,7 +43,9 @@ def _before_the_plan(context: RunContext, cycle: StepCycle) -> str:
     present = len(context.roster.offers())
     needed = 1 if context.journal_step else context.settings.min_peers
     missing = needed - present
-    if missing > 0:
+    if away := context.returning.away(context.roster, context.now):
+        what = f"waits for {listed(away)} to come back, with a stage of the plan before the coordinator's restart"
+    elif missing > 0:
         what = f"waits for {_count(missing, 'more peer')} to join ({present} of {needed} are here)"
     elif cycle.trainable is None:
         what = "traces the model"

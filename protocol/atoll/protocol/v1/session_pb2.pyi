@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Join(_message.Message):
-    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second", "codecs", "held", "snapshots", "handling_seconds")
+    __slots__ = ("protocol_version", "version", "name", "address", "device", "threads", "memory_bytes", "flops_per_second", "machine", "cores", "disk_bytes", "max_upload_bytes_per_second", "max_download_bytes_per_second", "codecs", "held", "snapshots", "handling_seconds", "instance")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Join(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     HANDLING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     name: str
@@ -44,7 +45,8 @@ class Join(_message.Message):
     held: HeldState
     snapshots: _containers.RepeatedCompositeFieldContainer[HeldSnapshot]
     handling_seconds: float
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., codecs: _Optional[_Iterable[_Union[CodecSpeed, _Mapping]]] = ..., held: _Optional[_Union[HeldState, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., handling_seconds: _Optional[float] = ...) -> None: ...
+    instance: str
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., codecs: _Optional[_Iterable[_Union[CodecSpeed, _Mapping]]] = ..., held: _Optional[_Union[HeldState, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[HeldSnapshot, _Mapping]]] = ..., handling_seconds: _Optional[float] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class HeldState(_message.Message):
     __slots__ = ("run_id", "step", "generation", "reported_step", "names")
