@@ -55,17 +55,18 @@ async def test_processes_do_not_outlive_a_swarm_that_is_killed(tmp_path: Path) -
         await assert_eventually(lambda: swarm.left() == [], within_seconds=2 * ENDING_SECONDS)
 
 
-async def test_a_run_that_loses_a_peer_for_good_says_so(tmp_path: Path) -> None:
+async def test_a_run_that_lacks_a_peer_pauses_and_says_so(tmp_path: Path) -> None:
     async with local_swarm(write_job(tmp_path, training=LONG), tmp_path / "state", peers=2) as swarm:
         await swarm.event("step", step=1)
         victim = next(process for process in swarm.processes() if "peer-2" in process.cmdline())
         victim.kill()
-        assert await swarm.ended() == 1
-        failed = swarm.events[-1]
+        lost = await swarm.event("peer", state="lost")
+        paused = await swarm.event("paused")
+        swarm.signal(signal.SIGINT)
+        assert await swarm.ended(within_seconds=ENDING_SECONDS) == 130
         assert swarm.left() == []
-    assert failed["event"] == "failed"
-    assert "peer-2" in failed["reason"]
-    assert failed["reason"] in (tmp_path / "swarm.log").read_text().splitlines()[-1]
+    assert lost["name"] == "peer-2"
+    assert "asks for 2 stages, but only 1 peer joined; start 1 more" in paused["reason"]
 
 
 async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
