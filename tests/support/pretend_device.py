@@ -22,20 +22,22 @@ _TAKES_INDICES = ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
 
 
 class DeviceTensor(Tensor):
-    """A tensor on the device; ``inner`` has its numbers."""
+    """A tensor on the device; ``numbers`` has its numbers."""
 
-    inner: Tensor
+    numbers: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
-        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device=DEVICE
         )
-        made.inner = inner
+        made.numbers = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is a class method too, and says it is not
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         raise AssertionError(f"{func} outside of the pretended device")
 
 
@@ -48,9 +50,9 @@ class Traffic:
     scalars: int = 0
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, traffic: Traffic) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._traffic = traffic
 
     def __torch_dispatch__(
@@ -89,7 +91,7 @@ class _Mode(TorchDispatchMode):
             (self._traffic.down if isinstance(args[1], DeviceTensor) else self._traffic.up).append(args[1].nbytes)
 
     def _wrap(self, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        known = {id(value.inner): value for value in tree_flatten((args, dict(kwargs)))[0] if isinstance(value, DeviceTensor)}
+        known = {id(value.numbers): value for value in tree_flatten((args, dict(kwargs)))[0] if isinstance(value, DeviceTensor)}
         if isinstance(args[0] if args else None, Tensor) and not isinstance(args[0], DeviceTensor):
             known[id(args[0])] = args[0]  # copy_ to the CPU
 
@@ -102,7 +104,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, DeviceTensor) else value
+    return value.numbers if isinstance(value, DeviceTensor) else value
 
 
 @contextmanager
