@@ -61,11 +61,14 @@ async def run_swarm(
 
 
 def random_kills(seed: int, count: int, *, stages: int, steps: int) -> list[dict[str, Any]]:
-    """``count`` kills of stages, spread over the steps of a run, at any phase of a step or of a change of plan."""
+    """``count`` kills of stages and of the coordinator, spread over the steps of a run, at any phase of a step or of a change
+    of plan."""
     draws = random.Random(seed)
     found = []
     for number in range(count):
         step = 1 + number * (steps - 1) // count
         phase = draws.choice((*PHASES_OF_STEPS, *PHASES_OF_STEPS, *PHASES_OF_CHANGES))
-        found.append(kill(phase, after=draws.choice((0.0, 0.5, 2.0)), step=step, stage=draws.randrange(stages)))
+        victim = draws.randrange(stages + 1)
+        where: dict[str, Any] = {"stage": victim} if victim < stages else {"peer": "coordinator"}
+        found.append(kill(phase, after=draws.choice((0.0, 0.5, 2.0)), step=step, **where))
     return found

@@ -65,7 +65,7 @@ async def test_kills_of_every_stage_change_nothing(tmp_path: Path, calm: dict[in
     assert "did not come about" not in log
 
 
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("seed", [2])
 async def test_a_few_random_kills_change_nothing(tmp_path: Path, calm: dict[int, Ran], seed: int) -> None:
     faults = random_kills(seed, 5, stages=STAGES, steps=SHORT)
     print(f"seed {seed}: {faults}")
@@ -92,6 +92,27 @@ async def test_a_stage_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[i
     log = await check(tmp_path, calm, LONG, faults, 500.0)
     missing = [line for line in log.splitlines() if "did not come about" in line and "rejoining" not in line]
     assert not missing
+
+
+@pytest.mark.release
+async def test_the_coordinator_may_be_killed_at_every_phase(tmp_path: Path, calm: dict[int, Ran]) -> None:
+    where: dict[str, Any] = {"peer": "coordinator"}
+    faults = [
+        kill("joining", **where),
+        kill("rejoining", **where),
+        kill("probing", **where),
+        kill("loading", **where),
+        kill("forward", step=2, **where),
+        kill("backward", step=5, **where),
+        kill("waiting for commit", step=8, **where),
+        kill("committing", step=11, **where),
+        kill("snapshotting", step=12, **where),
+        kill("backward", stage=1, step=16),
+        kill("transferring", step=16, **where),
+        kill("committing", step=19, **where),
+    ]
+    log = await check(tmp_path, calm, LONG, faults, 500.0)
+    assert "did not come about" not in log
 
 
 @pytest.mark.release

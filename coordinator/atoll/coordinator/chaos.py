@@ -3,7 +3,7 @@ out to phases. Decides nothing, and does nothing unless the process is armed."""
 
 from __future__ import annotations
 
-from atoll.coordinator.run.events import PeerJoined, RunEvent, StageReported, StateMoved
+from atoll.coordinator.run.events import PeerJoined, RunEvent, SnapshotTaken, StageReported, StateMoved
 from atoll.coordinator.run.instructions import Assign, Instruction, MakePlan, SendCommit, StartStep, WriteCommit
 from atoll.protocol.fault_points import FaultPoints
 
@@ -22,6 +22,8 @@ class CoordinatorChaos:
                 self._points.joining()
             case StageReported(evaluation=False):
                 self._points.reached("backward", step=event.step)
+            case SnapshotTaken(failure=""):
+                self._points.reached("snapshotting", step=event.step)
             case StateMoved():
                 self._points.reached("transferring", step=self._next_step)
 

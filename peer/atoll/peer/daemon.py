@@ -61,7 +61,7 @@ from atoll.peer.settings import PeerSettings, software_version
 from atoll.peer.snapshots import Snapshots, held_message
 from atoll.peer.transfer import fetch_state, store_state
 from atoll.protocol.channel import PROTOCOL_VERSION
-from atoll.protocol.errors import AtollError, LinkError
+from atoll.protocol.errors import AtollError, LinkError, SessionError
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
 from atoll.protocol.pacing import Pacer
@@ -69,6 +69,7 @@ from atoll.protocol.state import state_judge
 from atoll.protocol.v1 import session_pb2
 
 CLOSING_SECONDS = 1.0  # within which all peers of a run that ends hear of it
+JOIN_AGAIN_SECONDS = 0.5
 PROGRESS_SECONDS = 2.0  # the coordinator's lease is several times this
 
 _log = logging.getLogger("atoll.peer")
@@ -86,6 +87,7 @@ class Peer:
         self._engine: Engine | None = None
         self._line = Line(settings, self._on_coordinator, self._on_connection_lost, self._pacers)
         self._introduction: session_pb2.Join | None = None
+        self._join_by = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Task[None]] = set()
         self._errands: set[asyncio.Task[None]] = set()
@@ -149,6 +151,7 @@ class Peer:
         await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
+        self._join_by = time.monotonic() + settings.connect_seconds
         self._introduction = self._join(profile, handling, settings.advertised_address(bound))
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await self._line.open(await self._joining(), settings.connect_seconds)
@@ -237,7 +240,21 @@ class Peer:
         self._engine.enter(run_id)
 
     def _on_connection_lost(self, reason: str) -> None:
-        self._feed(ConnectionLost(reason=reason))
+        if self._session.state is SessionState.JOINING and time.monotonic() < self._join_by:
+            self._line.hang_up()
+            self._spawn(self._join_again(reason), self._tasks)
+        else:
+            self._feed(ConnectionLost(reason=reason))
+
+    async def _join_again(self, reason: str) -> None:
+        """The coordinator went away before it answered: it may be back in a moment."""
+        await asyncio.sleep(JOIN_AGAIN_SECONDS)
+        try:
+            await self._line.open(await self._joining(), max(JOIN_AGAIN_SECONDS, self._join_by - time.monotonic()))
+        except SessionError:
+            self._feed(ConnectionLost(reason=reason))
+        else:
+            await self._watch_joining()
 
     def _on_link_fault(self, error: LinkError) -> None:
         asyncio.get_running_loop().call_later(CLOSING_SECONDS, self._warn_of, error, self._session.generation)
