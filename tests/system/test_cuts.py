@@ -13,24 +13,25 @@ from atoll.protocol.job import load_job
 from support.coordinated import coordinated
 from support.hosts import HostedRun, cut, hosted_run, hosts_for_test
 from support.swarm import write_job
+from support.waiting import assert_eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 CUT_SECONDS = 30.0
 RUN_SECONDS = 240.0
-STEPS = 150
+STEPS, MANY_STEPS = 150, 500
 
 
-def job_of(folder: Path) -> Path:
+def job_of(folder: Path, steps: int = STEPS) -> Path:
     """Long enough that a cut falls into it; links are found silent after five seconds."""
-    training = {"steps": STEPS, "batch": 4, "microbatch": 1, "evaluate_every": None}
+    training = {"steps": steps, "batch": 4, "microbatch": 1, "evaluate_every": None}
     network = {"link_seconds": 5.0, "compression": {"forward": "raw", "backward": "raw"}}
     return write_job(folder, training=training, plan={"stages": 2}, network=network)
 
 
-async def check(run: HostedRun, job: Path, folder: Path) -> None:
+async def check(run: HostedRun, job: Path, folder: Path, steps: int = STEPS) -> None:
     """The run finishes with the losses of one that nothing disturbs."""
-    assert (await run.event("finished", within_seconds=RUN_SECONDS))["steps"] == STEPS
+    assert (await run.event("finished", within_seconds=RUN_SECONDS))["steps"] == steps
     assert await run.ended() == 0
     found = [event["loss"] for event in run.events if event["event"] == "step"]
     async with coordinated(load_job(job), folder / "undisturbed", peers=2) as reference:
@@ -71,3 +72,26 @@ async def test_a_cut_between_the_only_two_peers_is_waited_out(tmp_path: Path) ->
             assert run.events[-1]["event"] != "step"
         await run.event("resumed", within_seconds=RUN_SECONDS)
         await check(run, job, tmp_path)
+
+
+async def test_a_peer_that_is_cut_off_its_coordinator_is_done_without_and_joins_anew(tmp_path: Path) -> None:
+    coordinator, *peers = hosts_for_test(4)
+    job = job_of(tmp_path, MANY_STEPS)
+    async with hosted_run(job, tmp_path / "state", coordinator, peers) as run:
+        names = await stages(run)
+        gone = next(host for host in peers if host.name == names[0])
+
+        def joined() -> int:
+            return sum(
+                event["event"] == "peer" and event["name"] == gone.name and event["state"] == "joined" for event in run.events
+            )
+
+        async with cut(coordinator, gone):
+            healed = asyncio.get_running_loop().time() + CUT_SECONDS
+            await run.event("peer", name=gone.name, state="lost", within_seconds=CUT_SECONDS)
+            before = max(event["step"] for event in run.events if event["event"] == "step")
+            await run.event("step", step=before + 2, within_seconds=RUN_SECONDS)
+            await asyncio.sleep(healed - asyncio.get_running_loop().time())  # the cut itself lasts, whatever the run does
+        assert joined() == 1
+        await assert_eventually(lambda: joined() == 2, within_seconds=RUN_SECONDS)
+        await check(run, job, tmp_path, MANY_STEPS)
