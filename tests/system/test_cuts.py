@@ -4,6 +4,8 @@ the numbers are those of the undisturbed run."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from atoll.coordinator.events import StepEvent
 from atoll.protocol.job import load_job
 from support.coordinated import coordinated
-from support.hosts import HostedRun, cut, hosted_run, hosts_for_test
+from support.hosts import Host, HostedRun, cut, hosted_run, hosts_for_test
 from support.swarm import write_job
 from support.waiting import assert_eventually
 
@@ -46,12 +48,22 @@ async def stages(run: HostedRun) -> list[str]:
     return [stage["peers"][0] for stage in plan["stages"]]
 
 
+@asynccontextmanager
+async def cut_for_long(one: Host, other: Host) -> AsyncIterator[None]:
+    """A cut that lasts its time, whatever the run does meanwhile."""
+    loop = asyncio.get_running_loop()
+    async with cut(one, other):
+        healed = loop.time() + CUT_SECONDS
+        yield
+        await asyncio.sleep(healed - loop.time())
+
+
 async def test_a_cut_between_two_peers_is_gone_around_where_there_is_a_third(tmp_path: Path) -> None:
     coordinator, *peers = hosts_for_test(4)
     job = job_of(tmp_path)
     async with hosted_run(job, tmp_path / "state", coordinator, peers) as run:
         one, other = [next(host for host in peers if host.name == name) for name in await stages(run)]
-        async with cut(one, other):
+        async with cut_for_long(one, other):
             moved = await run.event("moved", within_seconds=CUT_SECONDS)
             assert f"the link {' - '.join(sorted((one.name, other.name)))} is not counted on for a while" in moved["reason"]
             step = run.events[-1].get("step", moved["step"])
@@ -65,11 +77,10 @@ async def test_a_cut_between_the_only_two_peers_is_waited_out(tmp_path: Path) ->
     job = job_of(tmp_path)
     async with hosted_run(job, tmp_path / "state", coordinator, peers) as run:
         one, other = [next(host for host in peers if host.name == name) for name in await stages(run)]
-        async with cut(one, other):
+        async with cut_for_long(one, other):
             paused = await run.event("paused", within_seconds=CUT_SECONDS)
             assert "no plan does without the link" in paused["reason"]
-            await asyncio.sleep(CUT_SECONDS / 2)  # the cut itself lasts, whatever the run does
-            assert run.events[-1]["event"] != "step"
+        assert not [event for event in run.events[run.events.index(paused) :] if event["event"] == "step"]
         await run.event("resumed", within_seconds=RUN_SECONDS)
         await check(run, job, tmp_path)
 
@@ -86,12 +97,10 @@ async def test_a_peer_that_is_cut_off_its_coordinator_is_done_without_and_joins_
                 event["event"] == "peer" and event["name"] == gone.name and event["state"] == "joined" for event in run.events
             )
 
-        async with cut(coordinator, gone):
-            healed = asyncio.get_running_loop().time() + CUT_SECONDS
+        async with cut_for_long(coordinator, gone):
             await run.event("peer", name=gone.name, state="lost", within_seconds=CUT_SECONDS)
             before = max(event["step"] for event in run.events if event["event"] == "step")
             await run.event("step", step=before + 2, within_seconds=RUN_SECONDS)
-            await asyncio.sleep(healed - asyncio.get_running_loop().time())  # the cut itself lasts, whatever the run does
         assert joined() == 1
         await assert_eventually(lambda: joined() == 2, within_seconds=RUN_SECONDS)
         await check(run, job, tmp_path, MANY_STEPS)
