@@ -73,7 +73,7 @@ MODELS = {"adamw, tied, dropout": "gpt", "momentum, batch norm": "resnet"}
 
 def make(which: str, base: Path) -> Job:
     if MODELS[which] == "gpt":
-        return gpt_job(base, steps=STEPS, tied=True, dropout=0.1)
+        return gpt_job(base, steps=2 * MANY_STEPS, tied=True, dropout=0.1)
     return resnet_job(base, depth=18, steps=2 * STEPS)
 
 
