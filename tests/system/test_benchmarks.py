@@ -106,6 +106,7 @@ async def test_the_link_benchmark_compares_a_link_with_plain_tcp() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.release
 @pytest.mark.timeout(300)
 async def test_the_wan_benchmark_measures_all_sides_on_the_hosts_as_they_are() -> None:
     flags = [word for name, value in TINY.items() if name != "rounds" for word in (f"--{name}", str(value))]

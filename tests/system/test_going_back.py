@@ -16,7 +16,7 @@ from atoll.coordinator.run_files import CACHE, WEIGHTS
 from support.swarm import LocalSwarm, run_command, started_swarm, write_job
 from support.waiting import assert_eventually
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.release]
 
 STEPS, SNAPSHOT_EVERY = 60, 20
 LAST_SNAPSHOT = 40
