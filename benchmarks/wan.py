@@ -1,6 +1,6 @@
 """Tokens a second over slow links: Atoll uncompressed, Atoll choosing its codecs, and torch.distributed.pipelining, in one run.
 
-    python benchmarks/wan.py --shape "wanlab link" --links unlimited,20/40,8/80
+    python benchmarks/wan.py --shape "COMMAND" --links unlimited,20/40,8/80
 
 The hosts are those of ATOLL_TEST_HOSTS, the coordinator's first. ``--shape`` are the words of a command that, with two hosts'
 names, Mbps and the milliseconds of a round trip behind them, makes the link between these hosts so; without it the hosts are

@@ -86,8 +86,7 @@ async def test_another_run_goes_on_from_a_store_with_any_number_of_peers(
     job = make(which, tmp_path)
     calm = await finish(job, tmp_path / "calm", 2)
     store = tmp_path / "store"
-    kept = with_snapshots(job, every=job.training.steps // 3, store=store)  # a snapshot stays until the store has it
-    async with coordinated(staged(kept, 2), tmp_path / "first", peers=0, min_peers=2) as first:
+    async with coordinated(staged(with_snapshots(job, store=store), 2), tmp_path / "first", peers=0, min_peers=2) as first:
         for number in range(2):
             first.join(f"peer-{number}", cache=tmp_path / f"disk-{number}")
         await first.until(lambda: bool(stored_in(store)))

@@ -21,7 +21,7 @@ NUM_ELEMENTS = 2**20
 
 
 def main(cache: Path, file_limit: int | None) -> None:
-    """Writes step 1; then step 2, in a thousand writes that take seconds, or against a limit on the size of a file."""
+    """Writes step 1; then step 2, in hundreds of writes that take seconds, or against a limit on the size of a file."""
     done = threading.Event()
 
     def tell(written: SnapshotWritten) -> None:

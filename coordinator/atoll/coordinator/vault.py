@@ -7,6 +7,7 @@ plan begins at is given to peers by the coordinator, as first values are.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,11 +19,13 @@ from atoll.coordinator.run.events import RunEvent, StoreHolds
 from atoll.coordinator.run.instructions import Assign, FillStore
 from atoll.coordinator.run.snapshots import THE_STORE, HeldPart
 from atoll.coordinator.store import Store, StoredState
-from atoll.coordinator.store_keeping import StoreKeeping, Wanted
-from atoll.protocol.errors import DamagedSnapshot
+from atoll.coordinator.store_keeping import CALL_SECONDS, StoreKeeping, Wanted
+from atoll.protocol.errors import DamagedSnapshot, ResourceError
 from atoll.protocol.ids import PeerId, StepNumber
 
 FIELD = "durability.store"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,10 @@ class Vault:
 
     async def open(self) -> None:
         """Looks what there is, and tells the run. Raises ResourceError when the store cannot be read."""
-        await self._offload.run(self._look)
+        try:
+            await asyncio.wait_for(self._offload.run(self._look), CALL_SECONDS)
+        except TimeoutError:
+            raise ResourceError(f"{FIELD}: {self.url} did not answer within {CALL_SECONDS:g} s") from None
         self._tell()
 
     async def fill(self, instruction: FillStore, addresses: Mapping[PeerId, str]) -> None:
@@ -75,7 +81,10 @@ class Vault:
         async with self._filling:
             if await self._keeping.keep(wanted):
                 self._damaged.discard(instruction.step)
-                await self._offload.run(self._look)
+                try:
+                    await asyncio.wait_for(self._offload.run(self._look), CALL_SECONDS)
+                except (ResourceError, TimeoutError) as error:
+                    _log.warning("what the store %s has cannot be read: %s", self.url, error or "no answer in time")
         self._tell()
 
     def lend(self, instruction: Assign) -> dict[str, tuple[str, ...]]:

@@ -105,8 +105,8 @@ class PartWriter:
             os.ftruncate(self._file, self._room + self._end)
             os.fsync(self._file)
             self._partial.replace(self.path)
-            os.close(self._file)
             _sync_folder(self.path.parent)
+            os.close(self._file)
         except OSError as error:
             raise disk_trouble(error, self.path.parent) from error
         return manifest

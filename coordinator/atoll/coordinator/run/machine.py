@@ -91,10 +91,7 @@ class RunMachine:
         context = self.context
         context.generation, context.last = resumption.generation, resumption.last
         context.returning = Returning(resumption.peers, context.now + self._deadlines.returning_seconds)
-        for moment in resumption.snapshots:
-            context.snapshots.ordered(moment)
-        for peer, part in resumption.parts:
-            context.snapshots.taken(peer, part)
+        context.snapshots.remember(resumption.snapshots, resumption.parts)
         if resumption.last is not None:
             line = max((moment.line for moment in resumption.snapshots), default=0)
             context.take_up(Moment(step=resumption.last.step, line=line))

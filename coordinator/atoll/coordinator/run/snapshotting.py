@@ -42,7 +42,7 @@ class _UnderWay:
 
 
 class Snapshotting:
-    """``due`` is asked at each commit; what peers answer is told to ``taken`` and ``copied``."""
+    """``begin_if_due`` is asked at each commit; what peers answer is told to ``taken`` and ``copied``."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
