@@ -22,9 +22,9 @@ class Event:
         """The event as it is written to JSON, ``event`` first."""
         return {"event": self.kind, **dataclasses.asdict(self)}
 
-    def to_json(self) -> str:
-        """One line of JSON; floats as Python prints them, a value that is not finite as null."""
-        return json.dumps(_finite(self.as_dict()), allow_nan=False)
+    def to_json(self, **more: float) -> str:
+        """One line of JSON; floats as Python prints them, a value that is not finite as null; ``more`` are further keys."""
+        return json.dumps(_finite({**self.as_dict(), **more}), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -12,10 +12,13 @@ WEIGHTS = "weights.safetensors"
 JOB = "job.yaml"
 ADDRESS = "address.json"
 CURVE = "loss.svg"
+REPORT = "report.html"
 LOGS = "logs"
 CACHE = "cache"
 CHAOS = "chaos"
 FLAG = "--state"
+TIME = "time"
+"""The key under which a line of the metrics says when it was written, in seconds since 1970."""
 
 
 def disk_error(error: OSError, where: Path) -> ResourceError:
@@ -23,3 +26,13 @@ def disk_error(error: OSError, where: Path) -> ResourceError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"the disk that holds {where} is full: free some space or give another {FLAG}")
     return ResourceError(f"cannot write to {where}: {error.strerror or error}; check its rights or give another {FLAG}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that readers see all of it, or what was there before. Raises ResourceError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise disk_error(error, path.parent) from error

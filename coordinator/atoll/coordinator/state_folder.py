@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import TextIO
 
 from atoll.coordinator.events import Event
 from atoll.coordinator.run.journal import JOURNAL, Journal
-from atoll.coordinator.run_files import ADDRESS, FLAG, JOB, METRICS, disk_error
+from atoll.coordinator.run_files import ADDRESS, FLAG, JOB, METRICS, TIME, disk_error, write_whole
 from atoll.coordinator.taking_up import TakenUp, take_up
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
@@ -60,24 +61,14 @@ class StateFolder:
         """Write down what the run has decided of its job, in the journal and beside it: it must hold to the run's end."""
         text = dump_job(job)
         self.journal.write_job(text)
-        part = self.path / f"{JOB}.part"
-        try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.path / JOB)
-        except OSError as error:
-            raise disk_error(error, self.path) from error
+        write_whole(self.path / JOB, text)
 
     def write_address(self, address: str) -> None:
         """Say where the coordinator listens, for commands on this machine; readers see the whole file or none."""
         listens = parse_address(address)
         if listens.is_unspecified:
             address = str(Address("::1" if ":" in listens.host else "127.0.0.1", listens.port))
-        part = self.path / f"{ADDRESS}.part"
-        try:
-            part.write_text(json.dumps({"address": address, "pid": os.getpid()}) + "\n", encoding="utf-8")
-            part.replace(self.path / ADDRESS)
-        except OSError as error:
-            raise disk_error(error, self.path) from error
+        write_whole(self.path / ADDRESS, json.dumps({"address": address, "pid": os.getpid()}) + "\n")
 
     @property
     def listened(self) -> int | None:
@@ -88,9 +79,9 @@ class StateFolder:
             return None
 
     def write_event(self, event: Event) -> None:
-        """Append a line to the metrics."""
+        """Append a line to the metrics, with the time of day."""
         try:
-            self._metrics.write(event.to_json() + "\n")
+            self._metrics.write(event.to_json(**{TIME: time.time()}) + "\n")
             self._metrics.flush()
         except OSError as error:
             raise disk_error(error, self.path) from error

@@ -11,20 +11,29 @@ import typer
 
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson
-from atoll.coordinator.cli.report import History, read_history, summary_lines, write_curve
+from atoll.coordinator.cli.report import summary_lines, write_curve
+from atoll.coordinator.cli.report_story import tell
 from atoll.coordinator.cli.state import newest_state
-from atoll.coordinator.run_files import CURVE, JOB, WEIGHTS
+from atoll.coordinator.reading import read_told
+from atoll.coordinator.run_files import CURVE, JOB, REPORT, WEIGHTS
 
 Folder = Annotated[Path | None, typer.Argument(metavar="DIR", help="The run's state folder. Default: the newest run.")]
 
 
 def report(folder: Folder = None, as_json: AsJson = False) -> None:
-    """Draws the loss curve of a run, and sums it up."""
+    """Writes a page about a run: its loss and plan, what was predicted and measured, what happened, what would be faster."""
+    from atoll.coordinator.cli.report_page import write_report
+
     state = folder or newest_state()
-    history = _history(state)
+    story = tell(list(read_told(state)))
+    history = story.history
+    if not history.losses:
+        raise UsageError(f"no step has been committed in {state}")
     write_curve(history, state / CURVE, state.name)
+    write_report(story, state / REPORT, state.resolve().name)
     if as_json:
-        print(json.dumps({"event": "report", **dataclasses.asdict(history)}))
+        more = {"advice": story.advice, "page": str(state / REPORT)}
+        print(json.dumps({"event": "report", **dataclasses.asdict(history), **more}))
     else:
         print("\n".join(summary_lines(history, state)))
 
@@ -47,10 +56,3 @@ def generate(
     if text is None:
         raise UsageError(f"the run in {state} trains no language model on text")
     print(prompt.lstrip("\n") + text)
-
-
-def _history(state: Path) -> History:
-    history = read_history(state)
-    if not history.losses:
-        raise UsageError(f"no step has been committed in {state}")
-    return history

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.coordinator.cli import formatting
-from atoll.coordinator.run_files import CURVE, METRICS, WEIGHTS
+from atoll.coordinator.events import EvaluationEvent, FinishedEvent, StepEvent
+from atoll.coordinator.reading import Told, read_told
+from atoll.coordinator.run_files import CURVE, METRICS, REPORT, WEIGHTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,31 +27,27 @@ class History:
 
 def read_history(state: Path) -> History:
     """The history in ``state``; empty when the run committed no step."""
+    return history_of(read_told(state))
+
+
+def history_of(told: Iterable[Told]) -> History:
+    """The history that these events tell."""
     losses: dict[int, float] = {}
     validation: dict[int, float] = {}
     tokens, seconds, speed = 0, 0.0, None
-    for entry in _entries(state / METRICS):
-        if entry.get("event") == "step" and entry["loss"] is not None:
-            losses[entry["step"]] = entry["loss"]
-            tokens += entry["tokens"]
-            seconds += entry["seconds"]
-        elif entry.get("event") == "evaluation" and entry["loss"] is not None:
-            validation[entry["step"]] = entry["loss"]
-        elif entry.get("event") == "finished":
-            seconds, speed = entry["seconds"], entry["tokens_per_second"]
+    for one in told:
+        match one.event:
+            case StepEvent() as event:
+                losses[event.step] = event.loss
+                tokens += event.tokens
+                seconds += event.seconds
+            case EvaluationEvent() as event:
+                validation[event.step] = event.loss
+            case FinishedEvent() as event:
+                seconds, speed = event.seconds, event.tokens_per_second
     if speed is None:
         speed = tokens / seconds if seconds else 0.0
     return History(losses=tuple(losses.items()), validation=tuple(validation.items()), seconds=seconds, tokens_per_second=speed)
-
-
-def _entries(metrics: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of the file: the last one may be cut short where the coordinator was killed."""
-    if not metrics.exists():
-        return
-    with metrics.open() as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def write_curve(history: History, path: Path, title: str) -> None:
@@ -75,6 +71,6 @@ def summary_lines(history: History, state: Path) -> list[str]:
     lines = [steps, f"loss {history.losses[0][1]:.4f} -> {history.losses[-1][1]:.4f}"]
     if history.validation:
         lines[-1] += f", validation {history.validation[-1][1]:.4f}"
-    files = [(WEIGHTS, "weights"), (CURVE, "loss curve"), (METRICS, "metrics")]
+    files = [(WEIGHTS, "weights"), (CURVE, "loss curve"), (REPORT, "report"), (METRICS, "metrics")]
     lines += [f"{title:<11}{state / name}" for name, title in files if (state / name).exists()]
     return lines
