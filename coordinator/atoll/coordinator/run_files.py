@@ -21,11 +21,11 @@ TIME = "time"
 """The key under which a line of the metrics says when it was written, in seconds since 1970."""
 
 
-def disk_error(error: OSError, where: Path) -> ResourceError:
+def disk_error(error: OSError, where: Path, flag: str = FLAG) -> ResourceError:
     """What the operating system said about writing to ``where``, as a sentence with what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"the disk that holds {where} is full: free some space or give another {FLAG}")
-    return ResourceError(f"cannot write to {where}: {error.strerror or error}; check its rights or give another {FLAG}")
+        return ResourceError(f"the disk that holds {where} is full: free some space or give another {flag}")
+    return ResourceError(f"cannot write to {where}: {error.strerror or error}; check its rights or give another {flag}")
 
 
 def write_whole(path: Path, text: str) -> None:

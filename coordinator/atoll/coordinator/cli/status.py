@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, ExistingState, Target
 from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import find_address
-from atoll.coordinator.run_files import WEIGHTS
+from atoll.coordinator.run_files import JOB, WEIGHTS, disk_error
 from atoll.protocol.errors import SessionError
 from atoll.protocol.v1.operator_pb2 import (
     ExportReply,
@@ -42,6 +43,13 @@ MEASURED = "measured"
 SNAPSHOTS = ("complete_snapshot", "safe_snapshot")
 
 Reply = TypeVar("Reply")
+
+
+class ExportForm(StrEnum):
+    """What weights are written as."""
+
+    SAFETENSORS = "safetensors"
+    HUGGING_FACE = "hf"
 
 
 def status(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
@@ -78,16 +86,36 @@ def replan(target: Target = None, state: ExistingState = None, as_json: AsJson =
 def export(
     target: Target = None,
     state: ExistingState = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Copy the weights there.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Put the weights there.")] = None,
+    form: Annotated[
+        ExportForm,
+        typer.Option("--format", help="safetensors: a file; hf: a folder for Hugging Face's from_pretrained, needs --output."),
+    ] = ExportForm.SAFETENSORS,
     as_json: AsJson = False,
 ) -> None:
-    """Writes the weights as of the last committed step to a safetensors file on the coordinator's machine."""
+    """Writes the weights as of the last committed step, on the coordinator's machine."""
+    if form is ExportForm.HUGGING_FACE and output is None:
+        raise UsageError("--format hf writes a folder: say which with --output FOLDER")
     path, step = _exported(target, state)
     if output is not None:
         if not path.exists():
             raise UsageError(f"{path} is on the coordinator's machine: copy it from there, --output copies on this one only")
-        path = Path(shutil.copyfile(path, output))
+        path = _put(path, output, form)
     print(json.dumps({"event": "export", "path": str(path), "step": step}) if as_json else f"{path} (step {step})")
+
+
+def _put(weights: Path, output: Path, form: ExportForm) -> Path:
+    """The weights in ``output``, in a form; the job that they are of lies beside them."""
+    try:
+        if form is ExportForm.SAFETENSORS:
+            return Path(shutil.copyfile(weights, output))
+        from atoll.coordinator.models.exporting import write_huggingface
+        from atoll.protocol.job import load_job
+
+        write_huggingface(load_job(weights.parent / JOB), weights, output)
+    except OSError as error:
+        raise disk_error(error, output, "--output") from error
+    return output
 
 
 def _exported(target: str | None, state: Path | None) -> tuple[Path, int]:

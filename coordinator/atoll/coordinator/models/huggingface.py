@@ -66,7 +66,7 @@ def huggingface_source(config: Path, task: str) -> ModelSource:
     description = f"the Hugging Face model of {config}"
 
     def make() -> nn.Module:
-        transformers = _transformers()
+        transformers = quiet_transformers()
         path = config / "config.json" if config.is_dir() else config
         try:
             settings = transformers.AutoConfig.from_pretrained(str(path))
@@ -81,13 +81,15 @@ def huggingface_source(config: Path, task: str) -> ModelSource:
     return ModelSource(description=description, make=make, inner="model", while_tracing=_as_when_executed)
 
 
-def _transformers() -> Any:
+def quiet_transformers() -> Any:
+    """The library, without its warnings. Raises TraceError where it is not installed."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # configurations are files here; nothing is ever downloaded
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise TraceError("a Hugging Face model needs the package transformers: pip install 'atoll[huggingface]'") from error
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
