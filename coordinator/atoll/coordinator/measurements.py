@@ -13,6 +13,7 @@ from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
 from atoll.coordinator.observed import Observed
 from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
 from atoll.coordinator.run.deadlines import REMEMBERED_STEPS
+from atoll.coordinator.timelines import Timelines
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Compression
 from atoll.protocol.v1 import session_pb2
@@ -26,11 +27,12 @@ COMPARED_AT = 3
 class Measurements:
     """Takes in reports, gives events. Pure. A plan's memory is compared with the peak of a peer's process beyond what it took
     when it joined. ``observed`` keeps what follows for later plans, ``codecs`` what
-    follows for the links."""
+    follows for the links, ``timelines`` what a step looked like."""
 
     def __init__(self, compression: Compression) -> None:
         self.observed = Observed()
         self.codecs = CodecChoices(compression, self.observed)
+        self.timelines = Timelines()
         self._plan: Plan | None = None
         self._before: dict[PeerId, int] = {}
         self._largest: dict[PeerId, int] = {}
@@ -41,6 +43,7 @@ class Measurements:
         """A new plan is being loaded by peers whose processes had these sizes before they had a stage. Of ``factors`` see
         :meth:`Observed.planned`."""
         self.observed.planned(plan, factors)
+        self.timelines.keep(plan.peers)
         self._plan = plan
         self._before = dict(resident_before)
         self._largest = {}
@@ -52,6 +55,8 @@ class Measurements:
         self._largest[peer] = max(self._largest.get(peer, 0), report.resident_bytes)
         uses = [use for use in message.report.links if self._is_ours(peer, use)]
         self.observed.reported(peer, message.report)
+        if message.HasField("report"):
+            self.timelines.reported(peer, message.report)
         self.observed.carried(peer, uses, evaluation=message.report.evaluation)
         self.codecs.carried(uses)
         for use in uses:

@@ -193,8 +193,8 @@ class Coordinator:
         """End the run after the step that is running, with the weights written; at once where there are none yet."""
         self._post(StopAsked(reason=reason, keep_weights=True))
 
-    def status(self) -> operator_pb2.StatusReply:
-        """How the run stands, and whom it waits for."""
+    def status(self, *, timelines: bool = False) -> operator_pb2.StatusReply:
+        """How the run stands, and whom it waits for; with ``timelines`` also what each stage did in its last step."""
         sources = Sources(
             run=self._settings.job.name,
             machine=self._machine,
@@ -203,7 +203,7 @@ class Coordinator:
             measurements=self._measurements,
             findings=self._surveyor.findings,
         )
-        return status_reply(sources, time.monotonic())
+        return status_reply(sources, time.monotonic(), timelines=timelines)
 
     def fleet(self) -> operator_pb2.FleetReply:
         """What is known of the peers that are here and of their links, as a plan would take it."""

@@ -41,7 +41,7 @@ class StateKeeper(Protocol):
 class OperatorDesk(Protocol):
     """What the operator may ask."""
 
-    def status(self) -> operator_pb2.StatusReply: ...
+    def status(self, *, timelines: bool = False) -> operator_pb2.StatusReply: ...
 
     def fleet(self) -> operator_pb2.FleetReply: ...
 
@@ -103,7 +103,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServicer):
 
     async def Status(self, request: operator_pb2.StatusRequest, context: object) -> operator_pb2.StatusReply:
         """How the run stands."""
-        return self._desk.status()
+        return self._desk.status(timelines=request.timelines)
 
     async def Fleet(self, request: operator_pb2.FleetRequest, context: object) -> operator_pb2.FleetReply:
         """What is known of the peers and of their links."""

@@ -34,8 +34,8 @@ class Sources:
     findings: Findings
 
 
-def status_reply(sources: Sources, now: float) -> operator_pb2.StatusReply:
-    """The answer to ``atoll status``."""
+def status_reply(sources: Sources, now: float, *, timelines: bool = False) -> operator_pb2.StatusReply:
+    """The answer to ``atoll status``; with ``timelines`` also what each stage did in its last step."""
     machine = sources.machine
     context, cycle, plan = machine.context, machine.cycle, machine.context.plan
     peers = [
@@ -58,7 +58,13 @@ def status_reply(sources: Sources, now: float) -> operator_pb2.StatusReply:
         safe_snapshot=_snapshot(machine, context.snapshots.newest_safe()),
         predicted_step_seconds=plan.step_seconds if plan is not None else 0.0,
         measured_step_seconds=sources.measurements.step_seconds if plan is not None else 0.0,
+        timelines=_timelines(sources) if timelines else (),
     )
+
+
+def _timelines(sources: Sources) -> list[operator_pb2.StageTimeline]:
+    last = sources.measurements.timelines.last
+    return [operator_pb2.StageTimeline(peer=peer, step=step, spans=spans) for peer, (step, spans) in last.items()]
 
 
 def _snapshot(machine: RunMachine, moment: Moment | None) -> operator_pb2.SnapshotStatus | None:

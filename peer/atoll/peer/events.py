@@ -10,6 +10,7 @@ import torch
 
 from atoll.peer.boundaries import Boundaries
 from atoll.peer.faults import Fault
+from atoll.peer.timeline import Span
 from atoll.peer.work_seconds import WorkSeconds
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
@@ -176,6 +177,7 @@ class Reported:
     losses: tuple[MicrobatchLoss, ...]
     squared_norms: Mapping[str, float]
     compute_seconds: float
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,7 @@ from atoll.peer.session_values import (
     UseCodecs,
     Warn,
 )
+from atoll.peer.timeline import Span
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
 
@@ -446,6 +447,17 @@ def _report_message(report: Reported) -> session_pb2.StageReport:
         losses=losses,
         squared_norms=norms,
         compute_seconds=report.compute_seconds,
+        spans=() if report.evaluation else map(_span_message, report.spans),
+    )
+
+
+def _span_message(span: Span) -> session_pb2.Span:
+    return session_pb2.Span(
+        what=span.what,
+        microbatch=-1 if span.microbatch is None else span.microbatch,
+        begin_seconds=span.begin_seconds,
+        seconds=span.seconds,
+        peer=span.peer or "",
     )
 
 

@@ -15,6 +15,7 @@ from atoll.peer.events import BeginStep, Consumed, MicrobatchLoss, Notice, Repor
 from atoll.peer.mailbox import Mailbox
 from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage import MicrobatchInput, Stage
+from atoll.peer.timeline import Timeline
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
@@ -71,6 +72,7 @@ class StepRun:
         self._bindings: dict[MicrobatchIndex, dict[str, int]] = {}
         self._losses: list[MicrobatchLoss] = []
         self._compute_seconds = 0.0
+        self._timeline = Timeline(surroundings.clock())
         if not start.evaluation:
             surroundings.stage.begin(start.step)
         for key in tuple(surroundings.mailbox.keys_of(start.generation, start.step, evaluation=start.evaluation)):
@@ -100,10 +102,10 @@ class StepRun:
             if self._schedule.complete:
                 self._end_of_work()
                 return True
-            return False
-        if self.phase is Phase.TIED and not self._missing_ties():
+        elif self.phase is Phase.TIED and not self._missing_ties():
             self._finish()
             return True
+        self._timeline.waits(*self.waiting_for())
         return False
 
     @property
@@ -137,9 +139,14 @@ class StepRun:
             case Work.ACCUMULATE:
                 self._with.stage.accumulate(action.microbatch)
         self._with.chaos.computed(self._with.clock() - started)
-        # On a device with a queue this is when the call returned: what nothing waited for counts with what comes next.
-        self._compute_seconds += self._with.clock() - started
+        self._worked(action.work.value, action.microbatch, started)
         self._schedule.finished(action)
+
+    def _worked(self, what: str, microbatch: MicrobatchIndex | None, started: float) -> None:
+        # On a device with a queue this is when the call returned: what nothing waited for counts with what comes next.
+        ended = self._with.clock()
+        self._compute_seconds += ended - started
+        self._timeline.worked(what, microbatch, started, ended)
 
     def _reached(self, phase: Literal["forward", "backward"], index: MicrobatchIndex) -> None:
         if not self.start.evaluation:
@@ -204,7 +211,7 @@ class StepRun:
                 tied |= boundaries.read_tied(message.tensors)
         started = self._with.clock()
         squared_norms = self._with.stage.finish(tied)
-        self._compute_seconds += self._with.clock() - started
+        self._worked("summing up", None, started)
         self._report(squared_norms)
 
     def _report(self, squared_norms: Mapping[str, float]) -> None:
@@ -217,6 +224,7 @@ class StepRun:
                 losses=tuple(self._losses),
                 squared_norms=dict(squared_norms),
                 compute_seconds=self._compute_seconds,
+                spans=self._timeline.spans,
             )
         )
 

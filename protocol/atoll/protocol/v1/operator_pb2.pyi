@@ -85,12 +85,24 @@ class LinkStatus(_message.Message):
     raw_bytes: int
     def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., codec: _Optional[str] = ..., estimated: bool = ..., predicted_bytes_per_second: _Optional[float] = ..., measured_bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., predicted_seconds: _Optional[float] = ..., measured_seconds: _Optional[float] = ..., bytes: _Optional[int] = ..., direction: _Optional[str] = ..., relative_error: _Optional[float] = ..., damage: _Optional[float] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
 
+class StageTimeline(_message.Message):
+    __slots__ = ("peer", "step", "spans")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    step: int
+    spans: _containers.RepeatedCompositeFieldContainer[_session_pb2.Span]
+    def __init__(self, peer: _Optional[str] = ..., step: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[_session_pb2.Span, _Mapping]]] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("timelines",)
+    TIMELINES_FIELD_NUMBER: _ClassVar[int]
+    timelines: bool
+    def __init__(self, timelines: bool = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "state", "reason", "state_seconds", "step", "steps", "loss", "tokens_per_second", "generation", "peers", "links", "predicted_step_seconds", "measured_step_seconds", "journal_step", "complete_snapshot", "safe_snapshot")
+    __slots__ = ("run", "state", "reason", "state_seconds", "step", "steps", "loss", "tokens_per_second", "generation", "peers", "links", "predicted_step_seconds", "measured_step_seconds", "journal_step", "complete_snapshot", "safe_snapshot", "timelines")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +119,7 @@ class StatusReply(_message.Message):
     JOURNAL_STEP_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SAFE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TIMELINES_FIELD_NUMBER: _ClassVar[int]
     run: str
     state: str
     reason: str
@@ -123,7 +136,8 @@ class StatusReply(_message.Message):
     journal_step: int
     complete_snapshot: SnapshotStatus
     safe_snapshot: SnapshotStatus
-    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., generation: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., predicted_step_seconds: _Optional[float] = ..., measured_step_seconds: _Optional[float] = ..., journal_step: _Optional[int] = ..., complete_snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ..., safe_snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ...) -> None: ...
+    timelines: _containers.RepeatedCompositeFieldContainer[StageTimeline]
+    def __init__(self, run: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., state_seconds: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., generation: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., predicted_step_seconds: _Optional[float] = ..., measured_step_seconds: _Optional[float] = ..., journal_step: _Optional[int] = ..., complete_snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ..., safe_snapshot: _Optional[_Union[SnapshotStatus, _Mapping]] = ..., timelines: _Optional[_Iterable[_Union[StageTimeline, _Mapping]]] = ...) -> None: ...
 
 class SnapshotStatus(_message.Message):
     __slots__ = ("step", "age_seconds", "bytes")

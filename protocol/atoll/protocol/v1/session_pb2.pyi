@@ -191,8 +191,22 @@ class LinkUse(_message.Message):
     bias: float
     def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., direction: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds_busy: _Optional[float] = ..., relative_error: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., messages: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., guarded: _Optional[int] = ..., slope: _Optional[float] = ..., curvature: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
 
+class Span(_message.Message):
+    __slots__ = ("what", "microbatch", "begin_seconds", "seconds", "peer")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    microbatch: int
+    begin_seconds: float
+    seconds: float
+    peer: str
+    def __init__(self, what: _Optional[str] = ..., microbatch: _Optional[int] = ..., begin_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., peer: _Optional[str] = ...) -> None: ...
+
 class StageReport(_message.Message):
-    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links")
+    __slots__ = ("generation", "step", "evaluation", "losses", "squared_norms", "compute_seconds", "resident_bytes", "links", "spans")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +215,7 @@ class StageReport(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     evaluation: bool
@@ -209,7 +224,8 @@ class StageReport(_message.Message):
     compute_seconds: float
     resident_bytes: int
     links: _containers.RepeatedCompositeFieldContainer[LinkUse]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., evaluation: bool = ..., losses: _Optional[_Iterable[_Union[MicrobatchLoss, _Mapping]]] = ..., squared_norms: _Optional[_Iterable[_Union[SquaredNorm, _Mapping]]] = ..., compute_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("generation", "step", "kind", "reason", "accused")
