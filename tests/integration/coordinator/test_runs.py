@@ -26,7 +26,7 @@ from atoll.coordinator.events import (
 )
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.journal import JOURNAL, Journal
-from atoll.coordinator.run_files import METRICS, WEIGHTS
+from atoll.coordinator.run_files import METRICS, TIME, WEIGHTS
 from atoll.coordinator.server import Coordinator, CoordinatorSettings
 from atoll.peer.arrivals import MicrobatchInput
 from atoll.peer.session_values import ExitCode
@@ -64,6 +64,8 @@ async def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert len(set(consumed)) == 40
     journal.close()
     lines = [json.loads(line) for line in (tmp_path / "state" / METRICS).read_text().splitlines()]
+    times = [line.pop(TIME) for line in lines]
+    assert times == sorted(times)
     assert lines == [json.loads(event.to_json()) for event in run.events]
     assert [event.step for event in run.told(EvaluationEvent)] == [5, 10]
     compared = {event.what for event in run.told(PredictionEvent)}
