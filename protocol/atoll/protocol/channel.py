@@ -12,12 +12,14 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import grpc
 import grpc.aio
 
-from atoll.protocol.errors import JobError, ResourceError
+from atoll.protocol.addresses import Address as Address
+from atoll.protocol.addresses import parse_address as parse_address
+from atoll.protocol.errors import ResourceError
+from atoll.protocol.ids import COORDINATOR, PeerId
+from atoll.protocol.security import PlainText, Security
 
 PROTOCOL_VERSION = 3
 """Grows when an older process could misread a newer one's messages. Both sides compare it when they meet."""
@@ -50,63 +52,44 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_OPTIONS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Who connects must come through TLS soon; the default is two minutes. A slow machine far away takes one or two seconds.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Who has nothing to say is let go, and connects again when it has. Sessions and links are calls, and last.
+    ("grpc.max_connection_idle_ms", 60_000),
+    # A peer has one session, one link to each other and a few transfers; the guard counts over all connections of a caller.
+    ("grpc.max_concurrent_streams", 128),
     # With SO_REUSEPORT two daemons would share a port and each see half of the connections.
     ("grpc.so_reuseport", 0),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where something listens. ``str()`` gives ``HOST:PORT``, with brackets around an IPv6 address."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
-    @property
-    def is_unspecified(self) -> bool:
-        """Whether it stands for all of the machine's addresses, and so cannot be dialled."""
-        return self.host in ("0.0.0.0", "::", "")
-
-
-def parse_address(text: str, field: str = "address") -> Address:
-    """``HOST:PORT``, ``[IPV6]:PORT``; raises JobError that names ``field`` (the flag the text came from)."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise JobError(field, f"{text!r} is not HOST:PORT, for example 127.0.0.1:7000 or [::1]:7000")
-    if ":" in host and not bracketed:
-        raise JobError(field, f"{text!r}: write an IPv6 address in brackets, for example [::1]:7000")
-    return Address(host=host[1:-1] if bracketed else host, port=int(port))
-
-
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to ``HOST:PORT``; nothing is dialled before the first call."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, security: Security | None = None, to: PeerId = COORDINATOR) -> grpc.aio.Channel:
+    """A channel to ``to`` at ``HOST:PORT``; nothing is dialled before the first call. Without ``security`` in plain text.
+    Raises IdentityRefused when that must not be."""
+    return (security or PlainText()).channel(parse_address(address), to, CHANNEL_OPTIONS)
 
 
 async def start_server(
-    servicers: Sequence[Callable[[grpc.aio.Server], None]], listen: str, field: str = "--listen"
+    servicers: Sequence[Callable[[grpc.aio.Server], None]],
+    listen: str,
+    field: str = "--listen",
+    security: Security | None = None,
 ) -> tuple[grpc.aio.Server, str]:
     """A started server and the address it is bound to (with the real port where ``listen`` says 0).
 
     Each of ``servicers`` registers one service, for example ``partial(add_LinksServicer_to_server, servicer)``. Raises
-    ResourceError when the address cannot be bound; the sentence names the port and ``field``, the flag to change.
+    ResourceError when the address cannot be bound; the sentence names the port and ``field``, the flag to change. Without
+    ``security`` it speaks plain text; raises IdentityRefused when that must not be.
     """
+    security = security or PlainText()
     address = parse_address(listen, field)
     if address.port != 0:
         _check_free(address, field)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[security.guard])
     for register in servicers:
         register(server)
     try:
-        port = server.add_insecure_port(str(address))
+        port = security.listen(server, address)
     except RuntimeError:
         port = 0
     if port == 0:

@@ -11,6 +11,7 @@
     │   └── MissingState    a message that another one must be decoded before
     ├── LinkError           a neighbour that cannot be reached, went silent, or keeps sending corrupt messages
     ├── SessionError        the coordinator refused this peer, or cannot be reached
+    ├── IdentityRefused     a token or certificate that is not believed, or does not allow what is asked
     ├── NumericalFault      a loss or gradient that is not finite: stage and step
     ├── RunFailed           the run cannot go on: the last line says why
     ├── DamagedSnapshot     state on a disk that is not what was written there
@@ -101,6 +102,10 @@ class LinkError(AtollError):
 
 class SessionError(AtollError):
     """The coordinator refused this peer or cannot be reached."""
+
+
+class IdentityRefused(AtollError):
+    """Somebody has not shown who they are, or may not do what they ask; the sentence holds nothing secret."""
 
 
 class NumericalFault(AtollError):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import COORDINATOR as COORDINATOR
 from atoll.protocol.messages import Kind
-
-COORDINATOR = PeerId("coordinator")
-"""How errors name the coordinator's end."""
 
 STATE_CREDIT: Mapping[Kind, int] = {Kind.STATE: 2}
 """One tensor on its way while another is being written; more would only take memory."""

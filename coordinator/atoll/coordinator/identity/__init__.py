@@ -1,0 +1,1 @@
+"""A run's own authority: who was invited, who has which certificate, and who was removed."""
