@@ -8,13 +8,16 @@ PEERS ?= 4
 bin := $(VENV)/bin
 install := $(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test release-check lint format generate clean
+.PHONY: demo test test-hosts release-check lint format generate clean
 
 demo: $(VENV)/.installed
 	$(bin)/atoll swarm $(JOB) --peers $(PEERS)
 
 test: $(VENV)/.installed-dev
-	$(bin)/python -m pytest -m "not release"
+	$(bin)/python -m pytest -m "not release and not hosts" --numprocesses 2 --dist worksteal
+
+test-hosts: $(VENV)/.installed-dev
+	$(bin)/python -m pytest -m "hosts and not release"
 
 release-check: $(VENV)/.installed-dev
 	$(bin)/python -m pytest -m release

@@ -17,7 +17,7 @@ from support.hosts import Host, HostedRun, cut, hosted_run, hosts_for_test
 from support.swarm import write_job
 from support.waiting import assert_eventually
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.hosts, pytest.mark.timeout(300)]
 
 CUT_SECONDS = 30.0
 RUN_SECONDS = 240.0

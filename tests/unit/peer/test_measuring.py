@@ -69,7 +69,11 @@ class Queue:
         return self.answers
 
 
-@pytest.mark.parametrize("model", [transformer(), transformer(tied=True, dropout=0.1), convolutional()], ids=str)
+@pytest.mark.parametrize(
+    "model",
+    [transformer(), transformer(tied=True, dropout=0.1), convolutional()],
+    ids=["transformer", "tied", "convolutional"],
+)
 def test_every_kind_is_measured(model: HandModel) -> None:
     answers = Queue().ask(*messages_of(model))
     assert [answer.kind for answer in answers] == [kind.fingerprint for kind in kinds_in(model.graph).kinds]
