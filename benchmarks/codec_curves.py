@@ -1,7 +1,8 @@
 """Curves of what codec_quality.py measured, as SVG: the loss against steps, and against time on slow links.
 
-The time is worked out, not measured: the stages of the model on a processor each, like the one that was measured, with a link
-of a given rate between neighbours; computing, encoding, sending and decoding go on at once, as the policy of links counts them.
+The time is worked out, not measured: the planner's simulator (``slow_links``) is told what was measured of computing, encoding
+and decoding on one processor, and what crossed; each stage has such a processor, and neighbours a link of a given rate. Runs
+with ``auto`` have a clock of their own, made in the same way step by step.
 """
 
 from __future__ import annotations
@@ -12,73 +13,80 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from atoll.compression.policy import Demand, Pace, Rung
-from cut_model import Outcome, Training
+from cut_training import AUTO, Outcome, Training
+from slow_links import Crossed, step_seconds
 
-LINK_BITS_PER_SECOND = 8e6
-FP32_BITS = 32
+LINK_MBPS = 8.0
+Curve = list[tuple[float, float]]
 
 
-def step_seconds(training: Training, run: Outcome, bits_per_second: float) -> float:
-    """What a step takes on such links."""
+def seconds_of_step(training: Training, run: Outcome, crossing_values: int) -> float:
+    """What a late step takes on such links; ``crossing_values`` are those of a microbatch at a boundary."""
     crossings = training.steps * training.microbatches
-    computing = (run.seconds - run.coding_seconds) / crossings
-    ends = 4 * (training.stages - 1)  # of each boundary two ways, and two ends each
-    raw_bytes = training.sequences * training.context * training.width * FP32_BITS / 8
-    coding = raw_bytes * ends * crossings / max(run.coding_seconds, 1e-9)
-    pace = Pace(
-        microbatch_seconds=computing / training.stages,
-        num_microbatches=training.microbatches,
-        fill_seconds=computing * (training.stages - 1) / training.stages,
-    )
-    demand = Demand(raw_bytes=raw_bytes, bytes_per_second=bits_per_second / 8)
-    rungs = [
-        Rung(
-            name=way, ratio=run.bits[f"{way} late"] / FP32_BITS, encode_bytes_per_second=coding, decode_bytes_per_second=coding
-        )
+    coding = run.coding_seconds / (2 * (training.stages - 1) * crossings)
+    there, back = (
+        Crossed(num_bytes=run.bits[f"{way} late"] * crossing_values / 8.0, coding_seconds=coding)
         for way in ("forward", "backward")
-    ]
-    slowest = max(max(demand.carried(rung)) for rung in rungs)
-    late = max(0.0, slowest - pace.microbatch_seconds) * (training.microbatches - 1)
-    passing = sum(sum(demand.carried(rung)) for rung in rungs) * (training.stages - 1)  # once a step nothing hides them
-    return pace.ideal_seconds + late + passing
+    )
+    return step_seconds(
+        stage_seconds=(run.seconds - run.coding_seconds) / crossings / training.stages,
+        microbatches=training.microbatches,
+        links=[(there, back)] * (training.stages - 1),
+        bits_per_second=1e6 * LINK_MBPS,
+    )
 
 
-def means(runs: list[Outcome]) -> dict[str, list[tuple[int, float]]]:
+def by_steps(runs: list[Outcome]) -> dict[str, Curve]:
     """By pair, the mean curve over the seeds."""
-    found: dict[str, list[Outcome]] = defaultdict(list)
-    for run in runs:
-        found[run.pair].append(run)
     return {
-        pair: [(points[0][0], mean(loss for _, loss in points)) for points in zip(*(run.curve for run in group), strict=True)]
-        for pair, group in found.items()
+        pair: [
+            (float(points[0][0]), mean(loss for _, loss in points))
+            for points in zip(*(run.curve for run in group), strict=True)
+        ]
+        for pair, group in _groups(runs).items()
     }
+
+
+def by_minutes(training: Training, runs: list[Outcome], crossing_values: int) -> dict[str, Curve]:
+    """The same against time; without those whose policy chose for links of another rate."""
+    found = {}
+    for pair, group in _groups(runs).items():
+        losses = [loss for _, loss in by_steps(group)[pair]]
+        if not pair.startswith(AUTO):
+            taken = mean(seconds_of_step(training, run, crossing_values) for run in group)
+            found[pair] = [(step * taken / 60, loss) for (step, _), loss in zip(group[0].curve, losses, strict=True)]
+        elif float(pair.removeprefix(AUTO)) == LINK_MBPS:
+            clocks = zip(*(run.elapsed for run in group), strict=True)
+            found[pair] = [(mean(clock) / 60, loss) for clock, loss in zip(clocks, losses, strict=True)]
+    return found
 
 
 def draw(training: Training, runs: list[Outcome], folder: Path) -> None:
-    """Writes codecs_steps.svg and codecs_8_mbps.svg."""
+    """Writes codecs_steps.svg, and of a GPT codecs_8_mbps.svg."""
     folder.mkdir(parents=True, exist_ok=True)
-    curves = means(runs)
-    seconds = {
-        pair: mean(step_seconds(training, run, LINK_BITS_PER_SECOND) for run in runs if run.pair == pair) for pair in curves
-    }
-    _plot(
-        {pair: [(float(step), loss) for step, loss in curve] for pair, curve in curves.items()},
-        "steps",
-        folder / "codecs_steps.svg",
-    )
-    timed = {pair: [(step * seconds[pair] / 60, loss) for step, loss in curve] for pair, curve in curves.items()}
-    _plot(timed, "minutes, 8 Mbps between stages", folder / "codecs_8_mbps.svg")
+    name = "codecs" if training.model == "gpt" else f"codecs_{training.model}"
+    _plot(by_steps(runs), "steps", folder / f"{name}_steps.svg")
+    if training.model == "gpt":
+        values = training.sequences * training.context * training.width
+        _plot(by_minutes(training, runs, values), "minutes, 8 Mbps between stages", folder / f"{name}_8_mbps.svg")
 
 
-def _plot(curves: dict[str, list[tuple[float, float]]], axis: str, path: Path) -> None:
+def _groups(runs: list[Outcome]) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = defaultdict(list)
+    for run in runs:
+        found[run.pair].append(run)
+    return found
+
+
+def _plot(curves: dict[str, Curve], axis: str, path: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="tight")
     axes = figure.add_subplot()
     for pair, curve in curves.items():
         forward, _, backward = pair.partition(":")
-        axes.plot(*zip(*curve, strict=True), label=forward if forward == backward else f"{forward} / {backward}", linewidth=1.2)
+        label = forward if forward == backward or not backward else f"{forward} / {backward}"
+        axes.plot(*zip(*curve, strict=True), label=label, linewidth=1.2)
     axes.set_xlabel(axis)
-    axes.set_ylabel("validation loss without codecs, nats a byte")
+    axes.set_ylabel("validation loss without codecs")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, format="svg", metadata={"Date": None})

@@ -24,7 +24,9 @@ from atoll.compression.context import Direction, direction
 from atoll.compression.registry import MessageCoder
 from atoll.protocol.messages import Message, MessageKey
 from codec_quality import add_sizes
-from cut_model import FIFTHS, Text, Totals, Training, train
+from cut_model import Totals
+from cut_subjects import open_data
+from cut_training import FIFTHS, Training, train
 
 CODECS = (
     "bf16",
@@ -100,7 +102,7 @@ def main() -> None:
     training = Training(**arguments)
     torch.set_num_threads(1)
     watcher = Watcher(names, training.steps)
-    train(training, "raw:raw", seed, Text(training.context), watcher)
+    train(training, "raw:raw", seed, open_data(training.model, training.context), watcher)
     print(f"{'':14}" + "".join(f"{way + ' ' + stretch:>19}" for way in Direction for stretch in FIFTHS))
     print(f"{'codec':14}" + 4 * f"{'bits':>8} {'error':>10}")
     for name, shadow in watcher.shadows.items():

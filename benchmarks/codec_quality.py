@@ -1,15 +1,17 @@
-"""What codecs do to the training of a byte-level GPT that is cut into stages.
+"""What codecs do to the training of a byte-level GPT, or of a ResNet, that is cut into stages.
 
 python benchmarks/codec_quality.py --results codecs.json               some pairs of codecs, some minutes each
 python benchmarks/codec_quality.py --codecs raw:raw transform:transform-1.5 --steps 60 --seeds 0 1
+python benchmarks/codec_quality.py --model resnet --layers 101 --context 16 --sequences 8 --steps 100 --codecs raw:raw auto@8
 python benchmarks/codec_quality.py --results codecs.json --figures DIR  curves of what has been measured, as SVG
 
 In one process, every tensor that would cross from a stage to the next is encoded and decoded. A pair names the codec of
-activations and that of gradients. The text is Python's standard library. For each pair and seed: bits a value each way, bases
-included, and relative squared errors, each over the first and the last fifth of the steps, and the loss on text kept aside,
-without codecs. sparse-300 is AdaTopK with r = 100 where all links are equally slow. Weights, batches and their order are the
-same for all pairs. Repetitions with other seeds differ by a few hundredths in loss, so smaller differences between single runs
-mean nothing. One thread; the last line is JSON.
+activations and that of gradients; with ``auto@8`` the policy of a run chooses them, as over links of 8 Mbps. The text is
+Python's standard library, images are drawn digits. For each pair and seed: bits a value each way, bases included, and relative
+squared errors, each over the first and the last fifth of the steps, and the loss on text kept aside, without codecs. sparse-300
+is AdaTopK with r = 100 where all links are equally slow. Weights, batches and their order are the same for all pairs.
+Repetitions with other seeds differ by a few hundredths in loss, so smaller differences between single runs mean nothing. One
+thread; the last line is JSON.
 
 With --results each run is kept in that file when it ends, and one that is there is not made again: stop it when you like, and
 start it again with the same words. Seeds come last: all pairs with the first one, then all with the second.
@@ -27,14 +29,18 @@ from typing import Any
 import torch
 
 from codec_curves import draw
-from cut_model import Outcome, Text, Training, train
+from cut_subjects import open_data
+from cut_training import Outcome, Training, train
 
 PAIRS = (
     "raw:raw",
     "int8:int8",
     "int4:int4",
-    "transform:transform-1.5",
+    "transform:transform",
+    "auto@8",
+    "auto@1",
     "topk-10:topk-10",
+    "topk-1:topk-1",
     "sparse-300:sparse-300",
 )
 
@@ -87,6 +93,8 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("context", 128), ("microbatches", 4), ("sequences", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--model", choices=("gpt", "resnet"), default="gpt")
 
 
 def main() -> None:
@@ -105,13 +113,13 @@ def main() -> None:
         draw(training, results.runs, figures)
         return
     torch.set_num_threads(1)
-    text, runs = Text(training.context), []
+    data, runs = open_data(training.model, training.context), []
     print_titles()
     for seed in seeds:
         for pair in pairs:
             run = results.find(pair, seed)
             if run is None:
-                run = train(training, pair, seed, text)
+                run = train(training, pair, seed, data)
                 results.add(run)
             runs.append(run)
             print(line(run), flush=True)

@@ -85,6 +85,26 @@ async def test_the_benchmark_of_quality_goes_on_where_it_was_stopped_and_draws_c
 
 
 @pytest.mark.system
+async def test_the_policy_of_a_run_chooses_for_the_rate_of_the_links() -> None:
+    found = await printed("codec_quality.py", "--codecs", "auto@100000", "auto@0.1", *SIZES)
+    fast, slow = found["runs"]
+    assert fast["bits"]["forward late"] == fast["bits"]["backward late"] == 32.0
+    assert max(slow["bits"].values()) < 16.0
+    assert slow["elapsed"][-1] > fast["elapsed"][-1] > fast["elapsed"][0] == 0.0
+    assert any(line.startswith("step 1, forward: transform") for line in slow["choices"])
+
+
+@pytest.mark.system
+async def test_a_resnet_is_cut_and_trained_on_drawn_digits() -> None:
+    sizes = ("--model", "resnet", "--layers", "18", "--context", "8", "--sequences", "4", "--steps", "5", "--stages", "2")
+    found = await printed("codec_quality.py", "--codecs", "raw:raw", "int4:int4", *sizes)
+    raw, lossy = found["runs"]
+    assert raw["curve"][0] == lossy["curve"][0]
+    assert lossy["bits"]["backward late"] == 4.25
+    assert 0 < abs(lossy["validation"] - raw["validation"]) < 0.5
+
+
+@pytest.mark.system
 async def test_errors_are_taken_of_tensors_that_cross_in_training() -> None:
     found = await printed("codec_errors.py", "--codecs", "int8", "int4", "topk-10", *SIZES, "--steps", "40")
     for stretch in ("early", "late"):
