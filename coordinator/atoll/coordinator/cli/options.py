@@ -13,6 +13,10 @@ JobOverrides = Annotated[
 NewState = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Folder for the whole run. Default: runs/NAME-N.")
 ]
+Page = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Show the run there, to browsers and to Prometheus; :8080 is all addresses."),
+]
 EventsAsJson = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
 
 Target = Annotated[

@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -17,14 +17,17 @@ import typer
 
 from atoll.coordinator.cli.exits import ExitStatus
 from atoll.coordinator.cli.interruption import Interruption
-from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
+from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page
 from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
 from atoll.coordinator.cli.state import new_state
 from atoll.coordinator.cli.view import View, open_view
+from atoll.coordinator.reading import read_told
 from atoll.coordinator.run_files import CURVE, LOGS, WEIGHTS
 from atoll.protocol.errors import RunFailed
 
 if TYPE_CHECKING:
+    from atoll.coordinator.cli.page.site import Site
+    from atoll.coordinator.events import Event
     from atoll.coordinator.server import Coordinator
     from atoll.protocol.job import Job
 
@@ -44,6 +47,7 @@ class RunOptions:
     json: bool
     held: bool
     resume: str | None = None
+    page: str | None = None
     patience_seconds: float = 24 * 3600.0
 
 
@@ -58,6 +62,7 @@ def command(
     ] = None,
     overrides: JobOverrides = None,
     as_json: EventsAsJson = False,
+    page: Page = None,
     patience_hours: Annotated[
         float, typer.Option(min=0.0, help="How long a run that cannot go on waits for peers before it ends.")
     ] = 24.0,
@@ -75,6 +80,7 @@ def command(
         json=as_json,
         held=held,
         resume=resume,
+        page=page,
         patience_seconds=3600.0 * patience_hours,
     )
     raise typer.Exit(asyncio.run(run_job(options)))
@@ -97,7 +103,9 @@ async def run_job(options: RunOptions) -> ExitStatus:
         resume=options.resume,
         deadlines=Deadlines(waiting_seconds=options.patience_seconds),
     )
-    coordinator = Coordinator(settings, on_event=view.event)
+    site = open_site(options) if options.page is not None else None
+    views: list[View | Site] = [view] if site is None else [view, site]
+    coordinator = Coordinator(settings, on_event=functools.partial(_tell, views))
     interruption = Interruption(coordinator.request_stop)
     interruption.watch_signals()
     if options.held:
@@ -105,10 +113,14 @@ async def run_job(options: RunOptions) -> ExitStatus:
     try:
         address = await coordinator.start()
         print(f"listening on {address}, the run is kept in {options.state}", file=_people(options))
-        async with _refreshing(view, coordinator):
+        if site is not None:
+            print(f"the run's page is {await site.start(coordinator)}", file=_people(options))
+        async with _refreshing(views, coordinator):
             outcome = await coordinator.run()
     finally:
         view.close()
+        if site is not None:
+            await site.stop()
     if interruption.happened:
         print(f"atoll: {outcome.reason}", file=sys.stderr)
         return ExitStatus.INTERRUPTED
@@ -141,11 +153,31 @@ def _people(options: RunOptions) -> TextIO:
     return sys.stderr if options.json else sys.stdout
 
 
+def open_site(options: RunOptions) -> Site:
+    """The page of a run, which knows what the run did before."""
+    from atoll.coordinator.cli.page.site import Site  # aiohttp is slow to import, and most runs have no page
+
+    assert options.page is not None
+    return Site(
+        listen=options.page,
+        state=options.state,
+        steps=options.job.training.steps,
+        before=read_told(options.state),
+    )
+
+
+def _tell(views: Sequence[View | Site], event: Event) -> None:
+    for view in views:
+        view.event(event)
+
+
 @contextlib.asynccontextmanager
-async def _refreshing(view: View, coordinator: Coordinator) -> AsyncIterator[None]:
+async def _refreshing(views: Sequence[View | Site], coordinator: Coordinator) -> AsyncIterator[None]:
     async def refresh() -> None:
         while True:
-            view.refresh(coordinator.status())
+            status = coordinator.status()
+            for view in views:
+                view.refresh(status)
             await asyncio.sleep(REFRESH_SECONDS)
 
     task = asyncio.ensure_future(refresh())

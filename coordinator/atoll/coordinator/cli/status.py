@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
@@ -29,17 +30,21 @@ from atoll.protocol.v1.operator_pb2 import (
     ReplanReply,
     ReplanRequest,
     SnapshotStatus,
+    StageTimeline,
     StatusReply,
     StatusRequest,
     StopRequest,
 )
 from atoll.protocol.v1.operator_pb2_grpc import OperatorStub
+from atoll.protocol.v1.session_pb2 import Span
 
 STATUS_SECONDS = 10.0
 EXPORT_SECONDS = 600.0
 REPLAN_SECONDS = 600.0
 PEER_COLUMNS = ("peer", "state", "device", "layers", "memory", "sent", "doing", "silent")
 MEASURED = "measured"
+WATCH_SECONDS = 1.0
+OVER = ("finished", "failed")
 SNAPSHOTS = ("complete_snapshot", "safe_snapshot")
 
 Reply = TypeVar("Reply")
@@ -52,16 +57,40 @@ class ExportForm(StrEnum):
     HUGGING_FACE = "hf"
 
 
-def status(target: Target = None, state: ExistingState = None, as_json: AsJson = False) -> None:
+def status(
+    target: Target = None,
+    state: ExistingState = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again each second, until the run is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Shows how a run stands, and whom it waits for."""
+    if watch and not as_json:
+        _watch(target, state)
+        return
     reply = ask_status(target, state)
+    print(_status_text(reply, as_json))
+    while watch and reply.state not in OVER:
+        time.sleep(WATCH_SECONDS)
+        reply = ask_status(target, state)
+        print(_status_text(reply, as_json), flush=True)
+
+
+def _watch(target: str | None, state: Path | None) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    reply = ask_status(target, state)
+    with Live(Text(_status_text(reply, False)), auto_refresh=False) as live:
+        while reply.state not in OVER:
+            time.sleep(WATCH_SECONDS)
+            reply = ask_status(target, state)
+            live.update(Text(_status_text(reply, False)), refresh=True)
+
+
+def _status_text(reply: StatusReply, as_json: bool) -> str:
     if as_json:
-        rows = [as_dict(peer) for peer in in_order(reply)]
-        links = [as_dict(link) for link in reply.links]
-        kept = {name: as_dict(getattr(reply, name)) if reply.HasField(name) else None for name in SNAPSHOTS}
-        print(json.dumps({"event": "status", **as_dict(reply), **kept, "peers": rows, "links": links}))
-    else:
-        print("\n".join([*status_lines(reply), *peer_lines(reply), *comparison_lines(reply)]))
+        return json.dumps(status_dict(reply))
+    return "\n".join([*status_lines(reply), *peer_lines(reply), *comparison_lines(reply)])
 
 
 def stop(
@@ -226,7 +255,18 @@ def describe_activity(peer: PeerStatus) -> str:
     return f"{doing} from {peer.waiting_for}" if peer.waiting_for else doing
 
 
-def as_dict(message: StatusReply | PeerStatus | LinkStatus | SnapshotStatus) -> dict[str, Any]:
+def status_dict(reply: StatusReply) -> dict[str, Any]:
+    """All of the status, as ``--json`` prints it; timelines where they were asked for."""
+    kept = {name: as_dict(getattr(reply, name)) if reply.HasField(name) else None for name in SNAPSHOTS}
+    whole: dict[str, Any] = {"event": "status", **as_dict(reply), **kept}
+    whole["peers"] = [as_dict(peer) for peer in in_order(reply)]
+    whole["links"] = [as_dict(link) for link in reply.links]
+    if reply.timelines:
+        whole["timelines"] = [{**as_dict(one), "spans": [as_dict(span) for span in one.spans]} for one in reply.timelines]
+    return whole
+
+
+def as_dict(message: StatusReply | PeerStatus | LinkStatus | SnapshotStatus | StageTimeline | Span) -> dict[str, Any]:
     """The plain fields of ``message``, zeros too: readers need not know which fields protobuf leaves out."""
     fields = message.DESCRIPTOR.fields
     return {field.name: getattr(message, field.name) for field in fields if field.message_type is None}

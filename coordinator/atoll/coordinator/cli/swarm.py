@@ -21,7 +21,7 @@ import typer
 from atoll.coordinator.cli.chaos import SwarmChaos
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.local_fleet import COORDINATOR, LocalPeer, equal_peers, not_imitated, peers_of, trust_of
-from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState
+from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page
 from atoll.coordinator.cli.processes import Child, end_all
 from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import new_state, read_address
@@ -55,6 +55,7 @@ class SwarmSettings:
     state: Path
     overrides: tuple[str, ...] = ()
     chaos: ChaosPlan | None = None
+    page: str | None = None
     json: bool = False
 
 
@@ -70,6 +71,7 @@ def command(
     chaos: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Have go wrong what this fault plan says: docs/chaos.md.")
     ] = None,
+    page: Page = None,
     as_json: EventsAsJson = False,
 ) -> None:
     """Trains a job on this machine: a coordinator and several peers, each a process."""
@@ -93,6 +95,7 @@ def command(
         state=state or new_state(loaded.name),
         overrides=(*(overrides or ()), *changes),
         chaos=plan,
+        page=page,
         json=as_json,
     )
     raise typer.Exit(asyncio.run(Swarm(settings).run()))
@@ -182,6 +185,7 @@ class Swarm:
         words += ["--patience-hours", str(NOBODY_COMES_SECONDS / 3600.0)]
         words += [word for override in settings.overrides for word in ("--set", override)]
         words += ["--json"] if settings.json else []
+        words += ["--page", settings.page] if settings.page is not None else []
         variables = self._chaos.variables(COORDINATOR) if self._chaos is not None else None
         return self._started(COORDINATOR, await Child.start("the coordinator", words, hold=True, variables=variables))
 
