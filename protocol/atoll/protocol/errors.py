@@ -10,6 +10,7 @@
     │   ├── CorruptMessage  a message whose checksum or size disagrees with its header
     │   └── MissingState    a message that another one must be decoded before
     ├── LinkError           a neighbour that cannot be reached, went silent, or keeps sending corrupt messages
+    ├── RoundFailed         replicas that could not average: whom the others waited for
     ├── SessionError        the coordinator refused this peer, or cannot be reached
     ├── IdentityRefused     a token or certificate that is not believed, or does not allow what is asked
     ├── NumericalFault      a loss or gradient that is not finite: stage and step
@@ -98,6 +99,14 @@ class LinkError(AtollError):
         super().__init__(f"link to {peer}: {message}")
         self.peer = peer
         self.corrupt = corrupt
+
+
+class RoundFailed(AtollError):
+    """Replicas did not average. ``suspects`` are those who failed or were waited for, as far as this one can tell."""
+
+    def __init__(self, message: str, suspects: tuple[PeerId, ...] = ()) -> None:
+        super().__init__(message)
+        self.suspects = suspects
 
 
 class SessionError(AtollError):
