@@ -26,6 +26,7 @@ from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations, without_store
 from atoll.coordinator.offload import Offload
+from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import (
@@ -148,7 +149,8 @@ class Conductor:
         assert self._sizing is not None, "plans are asked for once the model is traced"
         async with self._deciding:
             if self._model is None:
-                sized = await self._offload.run(self._sizing.choose, instruction.peers)
+                network = await self._links(instruction) if self._sizing.asked else None
+                sized = await self._offload.run(self._sizing.choose, instruction.peers, network)
                 if self._sizing.asked:
                     await self._offload.run(self._folder.keep_job, sized.model.job)
                 self._begin(sized.model, sized.feed)
@@ -264,6 +266,14 @@ class Conductor:
         self._proposals[proposal.plan] = proposal, surveyed
         names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
         return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
+
+    async def _links(self, instruction: MakePlan) -> Network:
+        """The links between the peers, measured as far as it goes, for they decide what size a microbatch should have."""
+
+        def progress(doing: str) -> None:
+            self._post(PlanningProgressed(generation=instruction.generation, doing=doing))
+
+        return await self._surveyor.links(instruction.generation, instruction.peers, progress)
 
     async def _survey(
         self, generation: Generation, peers: Sequence[PeerOffer], again: frozenset[frozenset[PeerId]] = frozenset()

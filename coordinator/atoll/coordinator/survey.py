@@ -21,7 +21,7 @@ from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.probe_results import ProbeResult, probe_result
-from atoll.coordinator.probe_schedule import ProbeParty, again_pair, probe_pairs, probe_party
+from atoll.coordinator.probe_schedule import ProbePair, ProbeParty, again_pair, probe_pairs, probe_party
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.segment_measuring import SegmentMeasuring, prepare_measuring
 from atoll.coordinator.sessions import Sessions
@@ -64,7 +64,7 @@ class Surveyor:
         self._model: TracedModel | None = None
         self._feed: Feed | None = None
         self._measuring: SegmentMeasuring | None = None
-        self._survey: Survey | None = None
+        self._survey = Survey((), limits)
         self._preparing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._round = 0
@@ -73,6 +73,14 @@ class Surveyor:
     def know(self, model: TracedModel, feed: Feed) -> None:
         """The model is traced, and ``feed`` gives its microbatches."""
         self._model, self._feed = model, feed
+
+    async def links(
+        self, generation: Generation, peers: Sequence[PeerOffer], progress: Callable[[str], None] = lambda doing: None
+    ) -> Network:
+        """The links of ``peers``, probed where they were not. Needs no model. A later call takes over from an earlier one."""
+        parties = self._parties(offer.name for offer in peers)
+        await self._look(generation, parties, (), progress)
+        return self.findings.network(parties, [offer.name for offer in peers])
 
     async def complete(
         self,
@@ -84,21 +92,13 @@ class Surveyor:
         """All that is to be known of ``peers``, what is not known yet asked of them first, and the links of the pairs ``again``
         in any case. ``progress`` is told what is being done, as the rest of a sentence. A later call takes over from an earlier
         one, which returns with what it has."""
-        survey, measuring = await self._prepare()
-        self._round += 1
-        own_round = self._round
-        self._changed.set()
+        measuring = await self._prepare()
         parties = self._parties(offer.name for offer in peers)
         known = {party.name for party in parties}
         anew = tuple(again_pair(pair) for pair in sorted(again, key=sorted) if pair <= known)
-        survey.reopen(anew)
+        self._survey.reopen(anew)
         self.findings.forget_links(again)
-        pairs = probe_pairs(parties, known=(*survey.known_pairs, *anew))
-        survey.aim(parties, (*anew, *pairs))
-        began = time.monotonic()
-        await self._carry_out(survey, measuring, generation, lambda: self._round != own_round, progress)
-        _log.info("surveyed %d peers in %.1f s", len(parties), time.monotonic() - began)
-        self.findings.give_up(survey.take_given_up())
+        await self._look(generation, parties, anew, progress)
         assert self._model is not None
         network = self.findings.network(parties, [offer.name for offer in peers])
         return Surveyed(
@@ -114,29 +114,41 @@ class Surveyor:
         names = [member.name for member in self._sessions.membership]
         return self.findings.network(self._parties(names), names)
 
-    async def _prepare(self) -> tuple[Survey, SegmentMeasuring]:
+    async def _look(
+        self,
+        generation: Generation,
+        parties: Sequence[ProbeParty],
+        anew: tuple[ProbePair, ...],
+        progress: Callable[[str], None],
+    ) -> None:
+        """Ask these peers for what is wanted of them and of their links and not known yet, the pairs ``anew`` in any case."""
+        self._round += 1
+        own_round = self._round
+        self._changed.set()
+        pairs = probe_pairs(parties, known=(*self._survey.known_pairs, *anew))
+        self._survey.aim(parties, (*anew, *pairs))
+        began = time.monotonic()
+        await self._carry_out(generation, lambda: self._round != own_round, progress)
+        _log.info("surveyed %d peers in %.1f s", len(parties), time.monotonic() - began)
+        self.findings.give_up(self._survey.take_given_up())
+
+    async def _prepare(self) -> SegmentMeasuring:
         model, feed = self._model, self._feed
         assert model is not None, "peers are asked about a traced model"
         assert feed is not None
         async with self._preparing:
-            if self._measuring is None or self._survey is None:
+            if self._measuring is None:
                 self._measuring = await self._offload.run(prepare_measuring, model, feed)
-                self._survey = Survey(self._measuring.fingerprints, self._limits)
-            return self._survey, self._measuring
+                self._survey.want(self._measuring.fingerprints)
+            return self._measuring
 
-    async def _carry_out(
-        self,
-        survey: Survey,
-        measuring: SegmentMeasuring,
-        generation: Generation,
-        outdated: Callable[[], bool],
-        progress: Callable[[str], None],
-    ) -> None:
+    async def _carry_out(self, generation: Generation, outdated: Callable[[], bool], progress: Callable[[str], None]) -> None:
+        survey = self._survey
         give_up_at = time.monotonic() + self._limits.total_seconds
         while not outdated():
             now = time.monotonic()
             for request in survey.advance(now):
-                self._ask(request, generation, measuring)
+                self._ask(request, generation)
             if now >= give_up_at:
                 survey.give_up(f"it was not done within {self._limits.total_seconds:g} s")
             if survey.finished:
@@ -146,9 +158,10 @@ class Surveyor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.0, min(survey.deadline, give_up_at) - now))
 
-    def _ask(self, request: Request, generation: Generation, measuring: SegmentMeasuring) -> None:
+    def _ask(self, request: Request, generation: Generation) -> None:
         if isinstance(request, MeasureKinds):
-            self._spawn(self._send(request, generation, measuring))
+            assert self._measuring is not None, "kinds are wanted once there is a model"
+            self._spawn(self._send(request, generation, self._measuring))
             return
         target = None if request.pair.target is None else self._sessions.membership.find(request.pair.target)
         probe = session_pb2.Probe(
@@ -168,33 +181,30 @@ class Surveyor:
 
     def answered(self, peer: PeerId, message: session_pb2.PeerMessage) -> None:
         """A Measured or a Probed has come."""
-        if self._survey is None:
-            return  # nothing was asked
         if message.HasField("measured"):
             if self._survey.measured(peer, message.measured.kind, time.monotonic(), message.measured.failure):
                 self.findings.measured(peer, message.measured)
         else:
-            self._probed(self._survey, peer, message.probed)
+            self._probed(peer, message.probed)
         self._changed.set()
 
-    def _probed(self, survey: Survey, peer: PeerId, probed: session_pb2.Probed) -> None:
-        request = survey.awaited(peer, probed.number)
+    def _probed(self, peer: PeerId, probed: session_pb2.Probed) -> None:
+        request = self._survey.awaited(peer, probed.number)
         if request is None:
             return  # it comes too late
         result = probe_result(request.pair, probed)
         if isinstance(result, ProbeResult):
-            survey.probed(request)
+            self._survey.probed(request)
             self.findings.probed(result)
         else:
             _log.info("%s could not probe its link to %s: %s", peer, request.pair.target or "the coordinator", result)
-            survey.probed(request, result)
+            self._survey.probed(request, result)
 
     def gone(self, peer: PeerId) -> None:
         """The peer has left or was lost."""
         self.findings.forget(peer)
-        if self._survey is not None:
-            self._survey.forget(peer)
-            self._changed.set()
+        self._survey.forget(peer)
+        self._changed.set()
 
     def _parties(self, names: Iterable[PeerId]) -> list[ProbeParty]:
         members = (self._sessions.membership.find(name) for name in names)

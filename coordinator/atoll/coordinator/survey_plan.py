@@ -93,6 +93,10 @@ class Survey:
         self._number = 0
         self._given_up: list[GivenUp] = []
 
+    def want(self, kinds: Iterable[str]) -> None:
+        """Want these kinds of segments of every peer from now on."""
+        self._kinds = tuple(kinds)
+
     def aim(self, parties: Iterable[ProbeParty], pairs: Iterable[ProbePair]) -> None:
         """Want the segments of these peers measured and these links probed, the first ones first."""
         self._parties = {party.name: party for party in parties}

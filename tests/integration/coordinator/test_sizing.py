@@ -19,7 +19,7 @@ from atoll.coordinator.sizing import MOST_SIZES, Sizing, open_sizing, some_of
 from atoll.coordinator.traced_model import trace_model, with_sizes_of
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
-from atoll.protocol.job import Job, load_job
+from atoll.protocol.job import Compression, Job, NetworkSection, load_job
 from support.coordinated import coordinated, tiny_job
 from support.jobs import encoder_decoder_job, gpt_job, huggingface_job, resnet_job
 
@@ -60,6 +60,21 @@ async def test_a_run_that_chose_ends_with_the_weights_of_the_chosen_number(tmp_p
     finally:
         journal.close()
     assert load_job(tmp_path / "auto" / JOB) == fixed
+
+
+async def test_a_run_over_slow_links_takes_small_microbatches(tmp_path: Path) -> None:
+    """Peers that compute faster than they start work would take one; their links are probed before that is decided."""
+    raw = NetworkSection(compression=Compression(forward="raw", backward="raw"))
+    job = tiny_job(tmp_path, steps=1, batch=8, microbatch="auto", plan={"stages": 2}).model_copy(update={"network": raw})
+    chosen = []
+    for name, caps in (("quick", {}), ("slow", {"max_upload": 1e5})):
+        async with coordinated(job, tmp_path / name, peers=0, min_peers=2) as run:
+            run.join("peer-0", "peer-1", flops_per_second=1e12, **caps)
+            assert (await run.ended()).finished
+        (plan,) = run.told(PlanEvent)
+        chosen.append(plan.microbatch)
+    assert chosen[0] == 8
+    assert chosen[1] < 8
 
 
 @pytest.mark.parametrize(
