@@ -94,7 +94,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each side")
     for field in dataclasses.fields(Setting):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        if field.name != "planned":
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = vars(parser.parse_args())
     rounds = options.pop("rounds")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no process outlives this one

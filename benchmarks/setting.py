@@ -14,7 +14,8 @@ HOSTS_VARIABLE = "ATOLL_TEST_HOSTS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A GPT in ``stages`` stages; a step is ``microbatches`` microbatches of ``sequences`` sequences of ``context`` tokens."""
+    """A GPT in ``stages`` stages; a step is ``microbatches`` microbatches of ``sequences`` sequences of ``context`` tokens.
+    ``planned``: Atoll decides for itself how many stages there are, and how many sequences a microbatch has."""
 
     layers: int = 8
     width: int = 512
@@ -27,6 +28,7 @@ class Setting:
     threads: int = 1
     learning_rate: float = 0.01
     compression: str = "raw"
+    planned: bool = False
     warmup: int = 3
     steps: int = 10
 
@@ -54,11 +56,11 @@ class Setting:
             "training": {
                 "steps": self.warmup + self.steps,
                 "batch": self.batch,
-                "microbatch": self.sequences,
+                "microbatch": "auto" if self.planned else self.sequences,
                 "optimizer": {"name": "sgd", "learning_rate": self.learning_rate},
             },
             "network": {"compression": self.compression},
-            "plan": {"stages": self.stages},
+            "plan": {} if self.planned else {"stages": self.stages},
         }
 
     def to_json(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -108,13 +109,16 @@ async def test_the_link_benchmark_compares_a_link_with_plain_tcp() -> None:
 @pytest.mark.system
 @pytest.mark.release
 @pytest.mark.timeout(300)
-async def test_the_wan_benchmark_measures_all_sides_on_the_hosts_as_they_are() -> None:
+async def test_the_wan_benchmark_measures_all_sides_on_the_hosts_as_they_are(tmp_path: Path) -> None:
     flags = [word for name, value in TINY.items() if name != "rounds" for word in (f"--{name}", str(value))]
     hosts: list[dict[str, object]] = [{"name": name, "address": "127.0.0.1", "exec": []} for name in ("one", "two")]
-    output = await benchmark("wan.py", *flags, hosts=json.dumps(hosts))
+    kept = tmp_path / "wan.json"
+    output = await benchmark("wan.py", *flags, "--fixed", "--results", str(kept), hosts=json.dumps(hosts))
 
     *table, line = output.splitlines()
+    assert json.loads(kept.read_text())["results"] == json.loads(line)["results"]
     (result,) = json.loads(line)["results"]
+    assert (result["raw"]["stages"], result["raw"]["microbatch"]) == (2, 2)
     assert all(result[side]["tokens_per_second"] > 0 for side in ("raw", "auto", "torch"))
     assert result["raw"]["codecs"] == {"peer-1 -> peer-2": "raw", "peer-2 -> peer-1": "raw"}
     assert "as they are" in table[-1]
