@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from atoll.coordinator.events import Event
 from atoll.coordinator.run.deadlines import Deadlines
-from atoll.coordinator.server import Coordinator, CoordinatorSettings, Outcome
+from atoll.coordinator.server import Coordinator, Outcome
+from atoll.coordinator.settings import CoordinatorSettings
 from atoll.peer.daemon import Peer
 from atoll.peer.session_values import Outcome as PeerOutcome
 from atoll.peer.settings import PeerSettings

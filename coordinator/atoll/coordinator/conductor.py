@@ -1,12 +1,11 @@
 """Carries out what the state machine wants, in order: speaks to peers, writes the journal, tells the outside. Decides
-nothing."""
+nothing; plans are asked for at ``proposing``."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,12 @@ from atoll.coordinator.events import (
     StageSummary,
     StepEvent,
 )
-from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations, without_store
 from atoll.coordinator.offload import Offload
-from atoll.coordinator.planning.network import Network
-from atoll.coordinator.planning.plan import Plan
-from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.proposing import Proposing
 from atoll.coordinator.run.events import (
-    LinksShown,
-    MoveJudged,
     PeersCompared,
-    PlanMade,
-    PlanningProgressed,
-    PlanRefused,
     RunEvent,
     StorePurpose,
     WeightsWritten,
@@ -71,10 +62,10 @@ from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
-from atoll.coordinator.survey import Surveyed, Surveyor
-from atoll.coordinator.traced_model import Around, Proposal, TracedModel
+from atoll.coordinator.survey import Surveyor
+from atoll.coordinator.traced_model import Proposal, TracedModel
 from atoll.coordinator.vault import Vault
-from atoll.protocol.errors import AtollError, PlacementError
+from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage
 from atoll.protocol.v1 import session_pb2
@@ -109,11 +100,11 @@ class Conductor:
         self._spawn = spawn
         self._post = post
         self._on_event = on_event
-        self._sizing: Sizing | None = None
-        self._deciding = asyncio.Lock()
+        self._proposing = Proposing(
+            keep_job=folder.keep_job, surveyor=surveyor, offload=offload, begin=self._begin, post=post, tell=self._tell
+        )
         self._model: TracedModel | None = None
         self._batches: BatchSender | None = None
-        self._proposals: dict[Plan, tuple[Proposal, Surveyed]] = {}
         self._proposal: Proposal | None = None
         self._generation = Generation(0)
         self._step = StepNumber(0)
@@ -128,7 +119,7 @@ class Conductor:
 
     def know(self, sizing: Sizing) -> None:
         """The model is traced: plans can be made."""
-        self._sizing = sizing
+        self._proposing.sizing = sizing
 
     async def reserve(self, generation: Generation) -> None:
         """See to it that ``generation`` is nobody's after a restart, before anybody hears of it."""
@@ -144,19 +135,6 @@ class Conductor:
         last = folder.resumption.last
         await self._tell(ResumedEvent(reason=f"the coordinator takes the run up after step {last.step}"))
 
-    async def _decide(self, instruction: MakePlan) -> TracedModel:
-        """The model at the size of microbatch that the first plan chooses and all later ones keep. Raises PlacementError."""
-        assert self._sizing is not None, "plans are asked for once the model is traced"
-        async with self._deciding:
-            if self._model is None:
-                network = await self._links(instruction) if self._sizing.asked else None
-                sized = await self._offload.run(self._sizing.choose, instruction.peers, network)
-                if self._sizing.asked:
-                    await self._offload.run(self._folder.keep_job, sized.model.job)
-                self._begin(sized.model, sized.feed)
-        assert self._model is not None
-        return self._model
-
     def _begin(self, model: TracedModel, feed: Feed) -> None:
         """From now on batches can be sent."""
         self._model = model
@@ -170,9 +148,9 @@ class Conductor:
         """Do one thing. Raises AtollError when it cannot be done; then what follows it must not be done either."""
         match instruction:
             case MakePlan():
-                self._spawn(self._make_plan(instruction))
+                self._spawn(self._proposing.make_plan(instruction))
             case ConsiderMove():
-                self._spawn(self._consider_move(instruction))
+                self._spawn(self._proposing.consider_move(self._generation, instruction))
             case Assign():
                 await self._assign(instruction)
             case ReleaseState():
@@ -228,71 +206,9 @@ class Conductor:
         assert self._proposal is not None
         return self._proposal.plan.peers
 
-    async def _make_plan(self, instruction: MakePlan) -> None:
-        try:
-            model = await self._decide(instruction)
-            again = instruction.broken if instruction.probed else frozenset()
-            surveyed = await self._survey(instruction.generation, instruction.peers, again)
-            if surveyed.shown:
-                self._post(LinksShown(pairs=surveyed.shown))
-            around = _around(instruction, surveyed.shown)
-            proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network, around)
-        except PlacementError as error:
-            names = tuple(offer.name for offer in instruction.peers)
-            refused = PlanRefused(generation=instruction.generation, peers=names, reason=str(error), hopeless=error.hopeless)
-            self._post(refused)
-            return
-        self._post(self._made(instruction.generation, proposal, surveyed))
-
-    async def _consider_move(self, instruction: ConsiderMove) -> None:
-        assert self._model is not None
-        try:
-            surveyed = await self._survey(self._generation, instruction.peers)
-            proposal, reason = await self._offload.run(
-                self._model.reconsider,
-                surveyed.offers,
-                instruction.plan,
-                instruction.steps_left,
-                surveyed.network,
-                instruction.broken,
-            )
-            proposed = self._made(instruction.since, proposal, surveyed) if proposal is not None else None
-        except PlacementError as error:
-            proposed, reason = None, str(error)
-        _log.info("a look at the plan: %s", reason)
-        self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed, look=instruction.look))
-
-    def _made(self, generation: Generation, proposal: Proposal, surveyed: Surveyed) -> PlanMade:
-        self._proposals[proposal.plan] = proposal, surveyed
-        names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
-        return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
-
-    async def _links(self, instruction: MakePlan) -> Network:
-        """The links between the peers, measured as far as it goes, for they decide what size a microbatch should have."""
-
-        def progress(doing: str) -> None:
-            self._post(PlanningProgressed(generation=instruction.generation, doing=doing))
-
-        return await self._surveyor.links(instruction.generation, instruction.peers, progress)
-
-    async def _survey(
-        self, generation: Generation, peers: Sequence[PeerOffer], again: frozenset[frozenset[PeerId]] = frozenset()
-    ) -> Surveyed:
-        """What there is to know of ``peers``, measured as far as it goes; the links of the pairs ``again`` once more."""
-
-        def progress(doing: str) -> None:
-            self._post(PlanningProgressed(generation=generation, doing=doing))
-
-        surveyed = await self._surveyor.complete(generation, peers, progress, again)
-        progress("")
-        for event in surveyed.events:
-            await self._tell(event)
-        return surveyed
-
     async def _assign(self, instruction: Assign) -> None:
         assert self._model is not None
-        self._proposal, surveyed = self._proposals[instruction.plan]
-        self._proposals.clear()
+        self._proposal, surveyed = self._proposing.take(instruction.plan)
         model, plan, graphs = self._model, instruction.plan, self._proposal.graphs
         members = {member.name: member for member in self._sessions.membership}
         before = {name: member.resident_at_join for name, member in members.items()}
@@ -448,11 +364,3 @@ class Conductor:
             if not isinstance(event, FailedEvent):
                 raise
         self._on_event(event)
-
-
-def _around(instruction: MakePlan, shown: frozenset[frozenset[PeerId]]) -> Around | None:
-    """The links that a plan must do without, except those that a probe has shown; None where there are none."""
-    broken = instruction.broken - shown
-    if not broken:
-        return None
-    return Around(broken=broken, previous=instruction.previous, holders=instruction.holders, steps_left=instruction.steps_left)

@@ -11,9 +11,8 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -24,11 +23,9 @@ from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
 from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.measurements import Measurements
-from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.origin import Origin, begun_from, check_origin
 from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
-from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.events import (
     ExportAsked,
     GraphReady,
@@ -42,21 +39,19 @@ from atoll.coordinator.run.events import (
     WorkFailed,
 )
 from atoll.coordinator.run.machine import RunMachine
-from atoll.coordinator.run.schedule import LearningRateSchedule
-from atoll.coordinator.run.states import RunSettings, RunState
+from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run_files import CACHE
 from atoll.coordinator.servicer import CoordinatorServicer, OperatorServicer
 from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.settings import CoordinatorSettings
 from atoll.coordinator.sizing import open_sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.status import Sources, status_reply
 from atoll.coordinator.survey import Surveyor
-from atoll.coordinator.survey_plan import SurveyLimits
 from atoll.coordinator.vault import Vault, VaultSettings
 from atoll.protocol.channel import Address, parse_address, start_server
 from atoll.protocol.errors import AtollError, JobError, ResourceError, RunFailed
-from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job
 from atoll.protocol.probe_server import ProbesServicer
@@ -72,45 +67,6 @@ OPERATOR_SECONDS = 540.0
 """How long an operator waits for weights or a plan; the commands themselves give up a little later."""
 END_SECONDS = 3.0
 """How long peers may take to hear that the run is over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSettings:
-    """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run; ``resume`` is where there
-    are snapshots to go on from; ``chaos`` what a fault plan has this coordinator do."""
-
-    job: Job
-    listen: str
-    state: Path
-    min_peers: int = 1
-    resume: str | None = None
-    lease_seconds: float = LEASE_SECONDS
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    survey: SurveyLimits = field(default_factory=SurveyLimits)
-    chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)
-
-    def run_settings(self) -> RunSettings:
-        """What the state machine needs of it."""
-        training, durability = self.job.training, self.job.durability
-        return RunSettings(
-            steps=training.steps,
-            min_peers=max(self.min_peers, 1 if self.job.plan.stages == "auto" else self.job.plan.stages),
-            largest_norm=training.clip_norm,
-            evaluate_every=training.evaluate_every,
-            evaluation_steps=training.evaluation_batches,
-            evaluate_without_codecs=training.evaluate_without_codecs,
-            snapshot_every=None if durability.snapshot_every == "auto" else durability.snapshot_every,
-            copies=durability.copies,
-            has_store=durability.store is not None,
-            deadlines=self.deadlines,
-            schedule=LearningRateSchedule(
-                highest=training.optimizer.learning_rate,
-                steps=training.steps,
-                warmup=training.schedule.warmup,
-                decay=training.schedule.decay,
-                final=training.schedule.final,
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 from atoll.compression.registry import decode_message
-from atoll.peer.borrowing import borrow_state
 from atoll.peer.connection import Received
 from atoll.peer.engine import Engine
+from atoll.peer.errands import Errands
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice, SnapshotWritten
 from atoll.peer.faults import fault_of
 from atoll.peer.handling import handling_seconds
+from atoll.peer.introduction import introduction, saying_what_is_held
 from atoll.peer.lending import Lending
 from atoll.peer.line import Line
 from atoll.peer.memory_use import MemoryUse
 from atoll.peer.notice import watch_for_notice
-from atoll.peer.probing import answer_probe
-from atoll.peer.profile import Profile, measure
-from atoll.peer.session import Session, SessionState
+from atoll.peer.profile import measure
+from atoll.peer.session import Session
 from atoll.peer.session_values import (
     Advance,
     AssignmentArrived,
@@ -47,30 +46,24 @@ from atoll.peer.session_values import (
     MeasureLink,
     Outcome,
     SessionEvent,
+    SessionState,
     ShellFault,
-    StateFetched,
     StopLending,
     Tell,
     Upload,
-    Uploaded,
-    UploadFailed,
     UseCodecs,
     Warn,
 )
-from atoll.peer.settings import PeerSettings, software_version
-from atoll.peer.snapshots import Snapshots, held_message
-from atoll.peer.transfer import fetch_state, store_state
-from atoll.protocol.channel import PROTOCOL_VERSION
+from atoll.peer.settings import PeerSettings
+from atoll.peer.snapshots import Snapshots
 from atoll.protocol.errors import AtollError, LinkError, SessionError
-from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId
-from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.messages import EncodedMessage, Kind
 from atoll.protocol.pacing import Pacer
-from atoll.protocol.state import state_judge
 from atoll.protocol.v1 import session_pb2
 
 CLOSING_SECONDS = 1.0  # within which all peers of a run that ends hear of it
 JOIN_AGAIN_SECONDS = 0.5
-PROGRESS_SECONDS = 2.0  # the coordinator's lease is several times this
 
 _log = logging.getLogger("atoll.peer")
 
@@ -90,11 +83,10 @@ class Peer:
         self._join_by = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Task[None]] = set()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._over_session: set[asyncio.Task[None]] = set()
+        self._errands: Errands | None = None
         self._outcome: asyncio.Future[Outcome] | None = None
         self._leaving: LeaveRequested | None = None
-        self._fetched_bytes = 0
-        self._fetching_from: tuple[PeerId, ...] = ()
 
     async def run(self) -> Outcome:
         """Joins and works until the run or this peer ends; never raises for what other processes or the network do."""
@@ -148,11 +140,12 @@ class Peer:
             cache=settings.cache,
         )
         engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers)
+        self._errands = Errands(settings, self._line, engine, self._memory, self._feed, self._pacers)
         await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
         self._join_by = time.monotonic() + settings.connect_seconds
-        self._introduction = self._join(profile, handling, settings.advertised_address(bound))
+        self._introduction = introduction(settings, profile, handling, settings.advertised_address(bound))
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await self._line.open(await self._joining(), settings.connect_seconds)
         self._spawn(self._watch_joining(), self._tasks)
@@ -162,7 +155,7 @@ class Peer:
     async def _close(self, start: asyncio.Task[None]) -> None:
         if self._engine is not None:
             self._engine.stop_computing()
-        tasks = {start, *self._tasks, *self._loading, *self._errands}
+        tasks = {start, *self._tasks, *self._loading, *self._over_session}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -173,48 +166,7 @@ class Peer:
     async def _joining(self, back: GoBack | None = None) -> session_pb2.Join:
         """What to say at joining now, and with what this peer comes ``back``."""
         assert self._introduction is not None
-        join = session_pb2.Join()
-        join.CopyFrom(self._introduction)
-        join.snapshots.extend(held_message(snapshot) for snapshot in await self._snapshots.held())
-        if back is not None:
-            join.held.CopyFrom(
-                session_pb2.HeldState(
-                    run_id=back.run_id,
-                    step=back.held.step,
-                    generation=back.generation,
-                    reported_step=back.held.reported_step,
-                    names=back.held.names,
-                )
-            )
-        return join
-
-    def _join(self, profile: Profile, handling: float, address: str) -> session_pb2.Join:
-        return session_pb2.Join(
-            protocol_version=PROTOCOL_VERSION,
-            version=software_version(),
-            name=self._own,
-            instance=uuid.uuid4().hex,
-            address=address,
-            device=profile.device,
-            threads=profile.threads,
-            memory_bytes=profile.memory_bytes,
-            flops_per_second=profile.flops_per_second,
-            handling_seconds=handling,
-            machine=profile.machine,
-            cores=profile.cores,
-            disk_bytes=profile.disk_bytes,
-            max_upload_bytes_per_second=self._settings.max_upload or 0.0,
-            max_download_bytes_per_second=self._settings.max_download or 0.0,
-            codecs=[
-                session_pb2.CodecSpeed(
-                    codec=name,
-                    encode_bytes_per_second=speed.encode_bytes_per_second,
-                    decode_bytes_per_second=speed.decode_bytes_per_second,
-                    ratio=speed.ratio,
-                )
-                for name, speed in profile.codecs.items()
-            ],
-        )
+        return saying_what_is_held(self._introduction, await self._snapshots.held(), back)
 
     def _on_coordinator(self, received: Received) -> None:
         if not isinstance(received, EncodedMessage):
@@ -225,7 +177,7 @@ class Peer:
                 self._enter_run(self._session.run_id)
                 if before is SessionState.JOINING:
                     _log.info("%s joined the run %s", self._own, self._session.run)
-                    self._spawn(self._report_progress(), self._tasks)
+                    self._spawn(self._doing.report_progress(), self._tasks)
         elif received.key.kind is Kind.ASSIGNMENT:
             payload = b"".join(bytes(tensor.data) for tensor in received.tensors)
             self._feed(AssignmentArrived(generation=received.key.generation, payload=payload))
@@ -291,7 +243,7 @@ class Peer:
                 _log_stage(instruction)
                 self._spawn(self._connect(instruction), self._loading)
             case Fetch():
-                self._spawn(self._fetch(instruction), self._loading)
+                self._spawn(self._doing.fetch(instruction, self._session.run_id), self._loading)
             case Advance():
                 self._advance(instruction)
             case UseCodecs():
@@ -303,11 +255,11 @@ class Peer:
             case StopLending():
                 self._lending.stop()
             case Upload():
-                self._spawn(self._upload(instruction), self._errands)
+                self._spawn(self._doing.upload(instruction), self._over_session)
             case MeasureLink():
-                self._spawn(self._probe(instruction.probe), self._errands)
+                self._spawn(self._doing.probe(instruction.probe), self._over_session)
             case CopyOver():
-                self._spawn(self._copy(instruction.copy), self._tasks)
+                self._spawn(self._doing.copy(instruction.copy), self._tasks)
             case KeepOnly():
                 self._spawn(self._snapshots.keep_only(instruction.steps), self._tasks)
             case LeaveLater():
@@ -336,6 +288,11 @@ class Peer:
         self._engine.post(command)
 
     @property
+    def _doing(self) -> Errands:
+        assert self._errands is not None
+        return self._errands
+
+    @property
     def _lending(self) -> Lending:
         assert self._engine is not None
         return self._engine.lending
@@ -361,7 +318,7 @@ class Peer:
         self._line.advance(instruction.generation)
 
     def _hang_up(self) -> None:
-        for task in self._errands:
+        for task in self._over_session:
             task.cancel()
         self._line.hang_up()
 
@@ -388,96 +345,6 @@ class Peer:
             self._feed(LinksReady(generation=generation))
         except AtollError as error:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing="connecting to neighbours")))
-
-    async def _fetch(self, instruction: Fetch) -> None:
-        assignment, generation = instruction.assignment, instruction.assignment.generation
-        judge = state_judge(assignment.graph, assignment.optimizer.name)
-        doing, chaos = "fetching state from the coordinator", self._settings.chaos
-        try:
-            stub, cap = self._line.stub, self._settings.max_download
-            given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap)
-            doing = "fetching state from other peers"
-            began, bytes_before = time.monotonic(), self._fetched_bytes
-            self._fetching_from = tuple(donor.peer for donor in assignment.donors)
-
-            def count(num_bytes: int) -> None:
-                chaos.reached("transferring", step=assignment.committed_step + 1)
-                self._fetched_bytes += num_bytes
-
-            given |= await borrow_state(
-                self._own,
-                assignment,
-                count,
-                self._settings.max_download,
-                run_id=self._session.run_id,
-                own_disk=self._snapshots.stored,
-                chaos=chaos,
-            )
-        except AtollError as error:
-            self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
-            return
-        finally:
-            self._fetching_from = ()
-        num_bytes, seconds = self._fetched_bytes - bytes_before, time.monotonic() - began
-        if num_bytes:
-            _log.info("fetched %.1f MiB of state from %d peers in %.2f s", num_bytes / 2**20, len(assignment.donors), seconds)
-        self._feed(StateFetched(generation=generation, given=given, num_bytes=num_bytes, seconds=seconds))
-
-    async def _upload(self, instruction: Upload) -> None:
-        generation, step = instruction.generation, instruction.step
-        try:
-            key = self._state_key(instruction)
-            await store_state(self._line.stub, self._own, key, instruction.items, pacers=self._pacers)
-            self._feed(Uploaded(generation=generation, step=step))
-        except AtollError as error:
-            fault = fault_of(error, doing="storing state at the coordinator")
-            self._feed(UploadFailed(generation=generation, step=step, fault=fault))
-
-    async def _copy(self, request: session_pb2.CopySnapshot) -> None:
-        copied = await self._snapshots.copy(request)
-        if copied.failure:
-            _log.warning("the snapshot of step %d is not copied from %s: %s", request.step, request.source, copied.failure)
-        self._line.tell(session_pb2.PeerMessage(snapshot_copied=copied))
-
-    async def _probe(self, probe: session_pb2.Probe) -> None:
-        self._settings.chaos.reached("probing")
-        probed = await answer_probe(
-            probe,
-            own=self._own,
-            coordinator=str(self._settings.coordinator),
-            pacers=self._pacers,
-            max_download=self._settings.max_download,
-        )
-        self._line.tell(session_pb2.PeerMessage(probed=probed))
-
-    def _state_key(self, instruction: Upload) -> MessageKey:
-        assert self._engine is not None
-        stage = self._engine.progress.stage
-        assert stage is not None
-        return MessageKey(
-            generation=instruction.generation,
-            step=instruction.step,
-            microbatch=MicrobatchIndex(0),
-            kind=Kind.STATE,
-            source=stage,
-            target=stage,
-        )
-
-    async def _report_progress(self) -> None:
-        assert self._engine is not None
-        while True:
-            progress = self._engine.progress
-            message = session_pb2.Progress(
-                generation=progress.generation,
-                step=progress.step,
-                phase="fetching state" if self._fetching_from else progress.phase,
-                waiting_for=next(iter(self._fetching_from), progress.waiting_for) or "",
-                resident_bytes=self._memory.now_bytes(),
-                count=progress.count,
-                fetched_bytes=self._fetched_bytes,
-            )
-            self._line.tell(session_pb2.PeerMessage(progress=message))
-            await asyncio.sleep(PROGRESS_SECONDS)
 
     async def _watch_joining(self) -> None:
         """Gives the connection up when the coordinator does not answer Join on it."""

@@ -19,8 +19,7 @@ holds is of use. In another run, what it holds is of none.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
+from atoll.peer.absence import Absence
 from atoll.peer.events import (
     Accepted,
     Assign,
@@ -37,12 +36,10 @@ from atoll.peer.events import (
     Measured,
     Reported,
     SnapshotWritten,
-    StateHeld,
     StateKept,
     StateReady,
     StepVoided,
     VoidStep,
-    WriteSnapshot,
 )
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.session_values import (
@@ -56,7 +53,6 @@ from atoll.peer.session_values import (
     ExitCode,
     Fetch,
     Finish,
-    GoBack,
     HangUp,
     Instruction,
     KeepOnly,
@@ -68,6 +64,7 @@ from atoll.peer.session_values import (
     MeasureLink,
     Outcome,
     SessionEvent,
+    SessionState,
     ShellFault,
     StateFetched,
     StopLending,
@@ -78,24 +75,9 @@ from atoll.peer.session_values import (
     UseCodecs,
     Warn,
 )
-from atoll.peer.timeline import Span
+from atoll.peer.telling import tell_fault, tell_measured, tell_report, tell_snapshot
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
-
-
-class SessionState(StrEnum):
-    """``STEPPING`` lasts until the step's report; ``REPORTED`` until its commit; ``FAULTED`` until a void or an assignment;
-    ``AWAY`` from the loss of the connection until the coordinator's welcome."""
-
-    JOINING = "joining"
-    IDLE = "idle"
-    LOADING = "loading"
-    READY = "ready"
-    STEPPING = "stepping"
-    REPORTED = "reported"
-    FAULTED = "faulted"
-    AWAY = "away"
-    ENDED = "ended"
 
 
 class Session:
@@ -113,8 +95,7 @@ class Session:
         self._lending = False
         self._fetched = (0, 0.0)
         self.leaving: LeaveRequested | None = None
-        self._held: StateHeld | None = None
-        self._why_away = ""
+        self._absence = Absence()
 
     def handle(self, event: SessionEvent) -> list[Instruction]:
         """What to do now. Nothing is ever done once the session has ended."""
@@ -128,7 +109,9 @@ class Session:
             case ConnectionLost():
                 return self._lost(event.reason)
         if self.state is SessionState.AWAY:
-            return self._while_away(event)
+            if isinstance(event, Faulted) and event.fatal:
+                return self._finish(ExitCode.FAILED, event.fault.reason)
+            return self._absence.handle(event)
         match event:
             case LongAlone():
                 return []
@@ -144,7 +127,7 @@ class Session:
                 stored = session_pb2.Stored(generation=event.generation, step=event.step)
                 return [Compute(HandedOut(generation=event.generation)), Tell(session_pb2.PeerMessage(stored=stored))]
             case UploadFailed():
-                fault = Tell(session_pb2.PeerMessage(fault=_fault_message(event.generation, event.step, event.fault)))
+                fault = tell_fault(event.generation, event.step, event.fault)
                 return [Compute(HandedOut(generation=event.generation)), fault]
             case ShellFault() if event.generation == self.generation:
                 return self._outside_fault(event.fault)
@@ -227,9 +210,9 @@ class Session:
         self.run = welcome.run
         before, self.run_id = self.run_id, welcome.run_id
         self._loaded = self._links_ready = False
-        if self._held is None or welcome.run_id == before:
+        if self._absence.held is None or welcome.run_id == before:
             return []
-        self._held = None
+        self._absence.end()
         self.generation = self._assigned_under = self._released_under = Generation(0)
         return [Compute(DropState())]
 
@@ -245,33 +228,17 @@ class Session:
             return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; {reason}")
         if self.state is SessionState.JOINING:
             return self._finish(ExitCode.FAILED, reason)
-        self._why_away = reason
         if self.state is SessionState.AWAY:
-            return self._go_back()
-        self.state, self._held = SessionState.AWAY, None
+            return self._absence.lost_again(reason)
+        self.state = SessionState.AWAY
+        self._absence.begin(reason, self.run_id, self.generation)
         return [*self._stop_lending(), Disconnect(), HangUp(), Compute(HoldState())]
-
-    def _go_back(self) -> list[Instruction]:
-        if self._held is None:
-            return []  # computing has still to say what there is
-        return [GoBack(reason=self._why_away, run_id=self.run_id, generation=self.generation, held=self._held)]
-
-    def _while_away(self, event: SessionEvent) -> list[Instruction]:
-        match event:
-            case StateHeld():
-                self._held = event
-                return self._go_back()
-            case LongAlone() if self._held is not None and self._held.step > 0:
-                return [Compute(WriteSnapshot())]
-            case Faulted() if event.fatal:
-                return self._finish(ExitCode.FAILED, event.fault.reason)
-        return []  # of what was before
 
     def _assigned(self, event: AssignmentArrived) -> list[Instruction]:
         if event.generation < self.generation or event.generation == self._assigned_under:
             return []
         self.state = SessionState.LOADING
-        self._held = None
+        self._absence.end()
         self.generation = self._assigned_under = event.generation
         self._links_ready = self._loaded = False
         self._fetched = (0, 0.0)
@@ -298,7 +265,7 @@ class Session:
         if (commit.generation, commit.step) != (self.generation, self._awaits_commit()):
             return self._out_of_turn(f"committed step {commit.step} of generation {commit.generation}")
         self.state = SessionState.READY if self.state is SessionState.REPORTED else SessionState.IDLE
-        self._held = None
+        self._absence.end()
         command = CommitStep(
             generation=self.generation,
             step=StepNumber(commit.step),
@@ -312,13 +279,13 @@ class Session:
         """The step that was reported here and may be committed."""
         if self.state is SessionState.REPORTED:
             return self.step
-        held = self._held if self.state is SessionState.IDLE else None
+        held = self._absence.held if self.state is SessionState.IDLE else None
         return held.reported_step if held is not None and held.reported_step else None
 
     def _lend(self, lend: session_pb2.Lend) -> list[Instruction]:
         if lend.generation <= self.generation:
             return []
-        self._held = None
+        self._absence.end()
         self.state = SessionState.IDLE
         self.generation = Generation(lend.generation)
         self._links_ready = self._loaded = False
@@ -331,7 +298,7 @@ class Session:
             return []
         # It may be newer where this peer has had no stage for a while.
         self.generation = self._released_under = Generation(release.generation)
-        self._held = None
+        self._absence.end()
         return [*self._stop_lending(), Compute(DropState())]
 
     def _stop_lending(self) -> list[Instruction]:
@@ -366,9 +333,9 @@ class Session:
                 voided = session_pb2.Voided(generation=notice.next_generation, step=notice.step)
                 return [Advance(notice.next_generation), Tell(session_pb2.PeerMessage(voided=voided))]
             case Measured():
-                return [Tell(session_pb2.PeerMessage(measured=_measured_message(notice)))]
+                return [tell_measured(notice)]
             case SnapshotWritten():
-                return [Tell(session_pb2.PeerMessage(snapshot_taken=_snapshot_message(notice)))]
+                return [tell_snapshot(notice)]
             case StateReady():  # of an older generation too: computing waits to hear that it was handed out
                 return [Upload(notice.generation, notice.step, notice.items)]
             case StateKept() if notice.generation == self.generation:
@@ -379,7 +346,7 @@ class Session:
             case StateKept():
                 return []
             case Faulted() if notice.fatal:
-                told = Tell(session_pb2.PeerMessage(fault=_fault_message(notice.generation, notice.step, notice.fault)))
+                told = tell_fault(notice.generation, notice.step, notice.fault)
                 return [told, *self._finish(ExitCode.FAILED, notice.fault.reason)]
         if getattr(notice, "generation", None) != self.generation or self.state is SessionState.FAULTED:
             return []  # overtaken by a void or an assignment
@@ -391,7 +358,7 @@ class Session:
                 return self._ready_if_complete()
             case Reported():
                 self.state = SessionState.READY if notice.evaluation else SessionState.REPORTED
-                return [Tell(session_pb2.PeerMessage(report=_report_message(notice)))]
+                return [tell_report(notice)]
             case Faulted():
                 short = notice.fault.kind is FaultKind.MEMORY and self.state is SessionState.STEPPING
                 return [*(self._stop_lending() if short else ()), *self._fault(notice.fault)]
@@ -413,13 +380,13 @@ class Session:
 
     def _fault(self, fault: Fault) -> list[Instruction]:
         self.state = SessionState.FAULTED
-        return [Tell(session_pb2.PeerMessage(fault=_fault_message(self.generation, self.step, fault)))]
+        return [tell_fault(self.generation, self.step, fault)]
 
     def _outside_fault(self, fault: Fault) -> list[Instruction]:
         """Computing is not touched by it: a step that was reported can still be committed. Loading is over, though."""
         if self.state is SessionState.LOADING:
             return self._fault(fault)
-        return [Tell(session_pb2.PeerMessage(fault=_fault_message(self.generation, self.step, fault)))]
+        return [tell_fault(self.generation, self.step, fault)]
 
     def _out_of_turn(self, what: str) -> list[Instruction]:
         return self._broken(f"it {what} while this peer is {self.state} in generation {self.generation}, step {self.step}")
@@ -427,69 +394,9 @@ class Session:
     def _broken(self, what: str) -> list[Instruction]:
         reason = f"the coordinator broke the protocol: {what}"
         fault = Fault(kind=FaultKind.INTERNAL, reason=reason)
-        told = Tell(session_pb2.PeerMessage(fault=_fault_message(self.generation, self.step, fault)))
+        told = tell_fault(self.generation, self.step, fault)
         return [told, *self._finish(ExitCode.FAILED, reason)]
 
     def _finish(self, exit_code: int, reason: str, *, again: bool = False) -> list[Instruction]:
         self.state = SessionState.ENDED
         return [Finish(Outcome(exit_code=exit_code, reason=reason, again=again))]
-
-
-def _report_message(report: Reported) -> session_pb2.StageReport:
-    losses = [
-        session_pb2.MicrobatchLoss(microbatch=item.microbatch, loss=item.loss, metrics=item.metrics) for item in report.losses
-    ]
-    norms = [session_pb2.SquaredNorm(parameter=name, value=value) for name, value in report.squared_norms.items()]
-    return session_pb2.StageReport(
-        generation=report.generation,
-        step=report.step,
-        evaluation=report.evaluation,
-        losses=losses,
-        squared_norms=norms,
-        compute_seconds=report.compute_seconds,
-        spans=() if report.evaluation else map(_span_message, report.spans),
-    )
-
-
-def _span_message(span: Span) -> session_pb2.Span:
-    return session_pb2.Span(
-        what=span.what,
-        microbatch=-1 if span.microbatch is None else span.microbatch,
-        begin_seconds=span.begin_seconds,
-        seconds=span.seconds,
-        peer=span.peer or "",
-    )
-
-
-def _measured_message(measured: Measured) -> session_pb2.Measured:
-    if measured.seconds is None:
-        return session_pb2.Measured(kind=measured.kind, failure=measured.failure, declared=measured.declared)
-    return session_pb2.Measured(
-        kind=measured.kind,
-        forward_seconds=measured.seconds.forward,
-        backward_seconds=measured.seconds.backward,
-        accumulate_seconds=measured.seconds.accumulate,
-        update_seconds=measured.seconds.update,
-        cached=measured.cached,
-    )
-
-
-def _snapshot_message(written: SnapshotWritten) -> session_pb2.SnapshotTaken:
-    return session_pb2.SnapshotTaken(
-        step=written.step,
-        failure=written.failure,
-        num_bytes=written.num_bytes,
-        seconds=written.seconds,
-        stalled_seconds=written.stalled_seconds,
-        names=written.names,
-    )
-
-
-def _fault_message(generation: Generation, step: StepNumber, fault: Fault) -> session_pb2.Fault:
-    return session_pb2.Fault(
-        generation=generation,
-        step=step,
-        kind=fault.kind.value,
-        reason=fault.reason,
-        accused=fault.accused or "",
-    )

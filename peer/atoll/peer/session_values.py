@@ -1,9 +1,11 @@
-"""What a session takes in and gives out: events, besides the coordinator's messages, and instructions to the shell."""
+"""A session's states, and what it takes in and gives out: events, besides the coordinator's messages, and
+instructions to the shell."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 import torch
@@ -14,6 +16,21 @@ from atoll.peer.faults import Fault
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.v1 import session_pb2
+
+
+class SessionState(StrEnum):
+    """``STEPPING`` lasts until the step's report; ``REPORTED`` until its commit; ``FAULTED`` until a void or an assignment;
+    ``AWAY`` from the loss of the connection until the coordinator's welcome."""
+
+    JOINING = "joining"
+    IDLE = "idle"
+    LOADING = "loading"
+    READY = "ready"
+    STEPPING = "stepping"
+    REPORTED = "reported"
+    FAULTED = "faulted"
+    AWAY = "away"
+    ENDED = "ended"
 
 
 class ExitCode:

@@ -27,7 +27,8 @@ from atoll.coordinator.events import (
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.run_files import METRICS, TIME, WEIGHTS
-from atoll.coordinator.server import Coordinator, CoordinatorSettings
+from atoll.coordinator.server import Coordinator
+from atoll.coordinator.settings import CoordinatorSettings
 from atoll.peer.arrivals import MicrobatchInput
 from atoll.peer.session_values import ExitCode
 from atoll.peer.stage import Forwarded, Stage

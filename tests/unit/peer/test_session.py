@@ -33,7 +33,7 @@ from atoll.peer.events import (
     WriteSnapshot,
 )
 from atoll.peer.faults import Fault, FaultKind
-from atoll.peer.session import Session, SessionState
+from atoll.peer.session import Session
 from atoll.peer.session_values import (
     Advance,
     AssignmentArrived,
@@ -55,6 +55,7 @@ from atoll.peer.session_values import (
     LongAlone,
     MeasureLink,
     SessionEvent,
+    SessionState,
     ShellFault,
     StateFetched,
     StopLending,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer.session import Session, SessionState
+from atoll.peer.session import Session
 from atoll.peer.session_values import (
     ConnectionLost,
     ExitCode,
@@ -13,6 +13,7 @@ from atoll.peer.session_values import (
     LeaveLater,
     LeaveRequested,
     SessionEvent,
+    SessionState,
     Tell,
     Warn,
 )

@@ -89,7 +89,8 @@ def command(
 async def run_job(options: RunOptions) -> ExitStatus:
     """Runs the job to its end and returns the exit status; raises RunFailed with the reason when it fails."""
     from atoll.coordinator.run.deadlines import Deadlines
-    from atoll.coordinator.server import Coordinator, CoordinatorSettings  # torch is slow to import
+    from atoll.coordinator.server import Coordinator  # torch is slow to import
+    from atoll.coordinator.settings import CoordinatorSettings
     from atoll.protocol.fault_points import FaultPoints
 
     _log_to(options.state / LOGS / "coordinator.log")

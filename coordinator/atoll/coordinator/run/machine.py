@@ -5,23 +5,23 @@
        +----------+-----------+-----------+------------+    a loss, or a lack of memory, leads back to waiting
 
 From waiting a run goes on with the state that is left; where some of it is lost, it goes back to a snapshot (``recovery``). Any
-state may lead to failed, but the loss of a peer never does.
+state may lead to failed; the loss of a peer does so only where nothing is left that the run may go back to, or where nobody
+comes for the longest that a run pauses.
 
-The cycle of steps while training is ``cycle``'s, a change of plan for the better ``moving``'s, writing weights ``storing``'s.
+Who is here is ``attendance``'s, the way from a plan to stages that can train ``loading``'s, the cycle of steps ``cycle``'s,
+what peers' faults lead to ``faults``'s, a change of plan for the better ``moving``'s, writing weights ``storing``'s.
 Each state has a deadline (``deadlines``), and ``waiting`` says whom a run waits for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.coordinator.events import PlanEvent
-from atoll.coordinator.planning.quantities import format_bytes
+from atoll.coordinator.run.attendance import Attendance
 from atoll.coordinator.run.context import RunContext
-from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
+from atoll.coordinator.run.cycle import StepCycle
 from atoll.coordinator.run.events import (
     BatchPrepared,
     ExportAsked,
-    FaultKind,
     FaultReported,
     GraphReady,
     LinksShown,
@@ -49,13 +49,14 @@ from atoll.coordinator.run.events import (
     WeightsWritten,
     WorkFailed,
 )
-from atoll.coordinator.run.instructions import Assign, ExpelPeer, Instruction, MakePlan, ReleaseState, SendCommit
+from atoll.coordinator.run.faults import Faults
+from atoll.coordinator.run.instructions import Instruction, MakePlan
 from atoll.coordinator.run.leaving import Leaving
+from atoll.coordinator.run.loading import Loading
 from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.pausing import Pausing
 from atoll.coordinator.run.recovery import Recovery
-from atoll.coordinator.run.resuming import Held, Resumption, Returning, Use, use_of
-from atoll.coordinator.run.roster import PeerState
+from atoll.coordinator.run.resuming import Resumption, Returning
 from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
@@ -63,9 +64,6 @@ from atoll.coordinator.run.storing import Storing
 from atoll.coordinator.run.troubles import Troubles
 from atoll.coordinator.run.waiting import Waiting, waiting
 from atoll.protocol.ids import PeerId, StepNumber
-
-# Faults that running the step again may cure; the others come again.
-TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL})
 
 
 class RunMachine:
@@ -76,15 +74,36 @@ class RunMachine:
         self.recovery = Recovery(self.context)
         self.snapshotting = Snapshotting(self.context)
         self.cycle = StepCycle(self.context, self.recovery, self.snapshotting, self._proceed)
-        self.leaving = Leaving(self.context, self._forget, self._left)
+        self.leaving = Leaving(
+            self.context, lambda peer: self.attendance.forget(peer), lambda peer, why: self.attendance.left(peer, why)
+        )
         self.moving = Moving(self.context, self.leaving.nobody_takes_over)
         self.pausing = Pausing(self.context)
         self.troubles = Troubles(self.context, self.cycle, self._leave_plan)
         self.storing = Storing(self.context, self.cycle, self._proceed)
+        self.loading = Loading(
+            self.context,
+            self.cycle,
+            self.moving,
+            self.recovery,
+            plan_again=self._plan_again,
+            training_begins=self.storing.training_began,
+            proceed=self._proceed,
+        )
+        self.faults = Faults(self.context, self.cycle, self.troubles, self.loading, self._fall_back)
+        self.attendance = Attendance(
+            self.context,
+            recovery=self.recovery,
+            snapshotting=self.snapshotting,
+            leaving=self.leaving,
+            moving=self.moving,
+            pausing=self.pausing,
+            storing=self.storing,
+            troubles=self.troubles,
+            fall_back=self._fall_back,
+        )
         self._deadlines = settings.deadlines
-        self._last_join = now
         self._planned_with: tuple[PeerId, ...] = ()
-        self._loading_failures = 0
 
     def resume(self, resumption: Resumption) -> None:
         """Take up a run, before the first event: it goes on after the last committed step."""
@@ -128,11 +147,11 @@ class RunMachine:
     def _dispatch(self, event: RunEvent) -> None:
         match event:
             case PeerJoined():
-                self._peer_joined(event)
+                self.attendance.joined(event)
             case PeerGone():
-                self._peer_gone(event)
+                self.attendance.gone(event)
             case PeerLeaving():
-                self._peer_leaving(event)
+                self.attendance.leaves(event)
             case PeerProgressed():
                 self.context.roster.progressed(event.peer, event.phase, event.waiting_for)
             case GraphReady():
@@ -158,11 +177,11 @@ class RunMachine:
             case BatchPrepared():
                 self.cycle.batch_prepared(event)
             case PeerReady():
-                self._peer_ready(event)
+                self.loading.ready(event)
             case StageReported():
                 self.cycle.reported(event)
             case FaultReported():
-                self._fault(event)
+                self.faults.reported(event)
             case PeerVoided():
                 self.cycle.voided(event)
             case StateMoved():
@@ -186,86 +205,7 @@ class RunMachine:
             case Tick():
                 self.snapshotting.time_passed()
 
-    # Who is here
-
-    def _peer_joined(self, event: PeerJoined) -> None:
-        context = self.context
-        early = context.state in (RunState.WAITING, RunState.PLANNING)
-        context.announce(*context.roster.join(event.offer, PeerState.JOINED if early else PeerState.SPARE))
-        context.snapshots.joined(event.offer.name, event.snapshots)
-        self.snapshotting.joined(event)
-        self._last_join = context.now
-        if event.held is not None:
-            self._take_back(event.offer.name, event.held)
-        self.pausing.joined()
-        if context.state is RunState.WAITING:
-            context.wait_at_most(self._deadlines.waiting_seconds)
-
-    def _take_back(self, peer: PeerId, held: Held) -> None:
-        """A peer is here again, with state in memory: it is of use, becomes so with a commit that it missed, or is dropped."""
-        context = self.context
-        use = use_of(held, context.committed, context.last) if context.is_of_this_line(held.generation) else Use.NONE
-        if use is Use.NONE:
-            context.emit(ReleaseState(generation=held.generation, peers=(peer,)))
-            return
-        if use is Use.COMMIT:
-            last = context.last
-            assert last is not None
-            context.emit(
-                SendCommit(
-                    peers=(peer,),
-                    generation=last.generation,
-                    step=last.step,
-                    clip_factor=last.clip_factor,
-                    learning_rate=last.learning_rate,
-                )
-            )
-        context.holdings.add(peer, held.names)
-
-    def _peer_gone(self, event: PeerGone) -> None:
-        context, peer, reason = self.context, event.peer, event.reason
-        if not context.roster.is_present(peer):
-            return
-        who = context.described(peer)
-        planned = context.plan is not None and peer in context.plan.peers
-        held = context.holdings.names_of(peer)
-        how = f"{who} left ({reason})" if event.left else f"{who} was lost ({reason})"
-        context.announce(*context.roster.remove(peer, reason, left=event.left))
-        self._forget(peer, lost_stage=planned and not event.left)
-        if context.phase is Phase.STORING:
-            matters = planned and self.storing.needs(peer)
-        else:
-            # Where a donor is lost whose names others have too, its borrowers ask these.
-            matters = planned or context.state is RunState.PLANNING or bool(context.plan is not None and context.uncovered())
-        if matters and (planned or held):
-            self.recovery.lost(peer, held if event.may_return else frozenset(), event.silent_seconds)
-        if matters:
-            self._fall_back(how)
-
-    def _forget(self, peer: PeerId, *, lost_stage: bool = False) -> None:
-        """The peer is gone, and with it what it had."""
-        context = self.context
-        context.holdings.forget(peer)
-        context.snapshots.gone(peer)
-        self.snapshotting.gone(peer, lost_stage=lost_stage)
-        context.stale.discard(peer)
-        self.troubles.forget(peer)
-
-    def _left(self, peer: PeerId, reason: str) -> None:
-        self._peer_gone(PeerGone(peer=peer, reason=reason, left=True))
-
-    def _peer_leaving(self, event: PeerLeaving) -> None:
-        """The peer goes, but not yet: plan without it while it still works and lends."""
-        context = self.context
-        if not context.roster.is_present(event.peer):
-            return
-        who = context.described(event.peer)
-        self.leaving.announced(event)
-        planned = context.plan is not None and event.peer in context.plan.peers
-        if (context.state is RunState.LOADING and planned) or context.state is RunState.PLANNING:
-            self._fall_back(f"{who} leaves ({event.reason})")
-        else:
-            self.moving.consider()
+    # Leaving a plan
 
     def _fall_back(self, reason: str) -> None:
         """Leave the plan; the open step begins again under the next one, with the state that is left or was kept."""
@@ -292,20 +232,21 @@ class RunMachine:
             self._let_sessions_tell()
             self.pausing.hold(self._planned_with)
 
+    def _plan_again(self, reason: str) -> None:
+        """Leave a plan that one of its peers cannot load."""
+        self._let_sessions_tell()
+        self._fall_back(reason)
+
     def _let_sessions_tell(self) -> None:
         """If the cause is a peer that just died, its session tells before the peers have settled again."""
-        self._last_join = self.context.now
-
-    def _expel(self, peer: PeerId, reason: str) -> None:
-        self.context.emit(ExpelPeer(peer=peer, reason=reason))
-        self._peer_gone(PeerGone(peer=peer, reason=reason))
+        self.attendance.since = self.context.now
 
     # Planning and loading
 
     def _consider_planning(self) -> None:
         context = self.context
         offers = context.roster.offers()
-        settled = context.now - self._last_join >= self._deadlines.settle_seconds
+        settled = context.now - self.attendance.since >= self._deadlines.settle_seconds
         # A run that has begun goes on with whoever is here.
         needed = 1 if context.journal_step else max(1, context.settings.min_peers)
         if self.cycle.trainable is None or len(offers) < needed or not settled:
@@ -352,57 +293,7 @@ class RunMachine:
         self.pausing.planned()
         if self._left_for_a_better_snapshot():
             return
-        self._load(event, self._planned_with)
-
-    def _load(self, made: PlanMade, planned_with: tuple[PeerId, ...]) -> None:
-        """Have each peer of a plan, which was made in the knowledge of certain peers, get its stage."""
-        context, plan = self.context, made.plan
-        context.plan, context.names = plan, made.names
-        context.enter(RunState.LOADING, self._deadlines.loading_seconds)
-        context.pending = set(plan.peers)
-        self.cycle.new_generation()
-        self.moving.planned(planned_with)
-        self.recovery.planned()
-        context.emit(
-            Assign(
-                generation=context.generation,
-                plan=plan,
-                committed=context.committed,
-                holders=context.holdings.holders(),
-                on_disks=context.snapshots.holders(context.moment) if context.committed else {},
-                stale=tuple(sorted(context.stale.difference(plan.peers))),
-                broken=context.links.broken(context.now),
-            )
-        )
-        context.announce(
-            PlanEvent(
-                generation=context.generation,
-                stages=made.summaries,
-                predicted_step_seconds=plan.step_seconds,
-                bottleneck=plan.bottleneck,
-                microbatch=plan.microbatch,
-            ),
-            *context.roster.assign(plan),
-        )
-
-    def _peer_ready(self, event: PeerReady) -> None:
-        context = self.context
-        mine = event.generation == context.generation and event.peer in context.pending
-        stage = context.stage_of(event.peer)
-        if context.state is not RunState.LOADING or not mine or stage is None:
-            return
-        context.pending.discard(event.peer)
-        context.announce(*context.roster.change(event.peer, PeerState.READY))
-        self.moving.ready(event)
-        if context.committed:
-            context.holdings.add(event.peer, context.names[stage])
-        if not context.pending:
-            self._loading_failures = 0
-            self.storing.training_began()
-            context.enter(RunState.TRAINING, self._deadlines.step_seconds)
-            fetched_bytes, stopped_seconds = self.moving.arrived(went_back=self.recovery.went_back)
-            self.recovery.arrived(fetched_bytes, stopped_seconds)
-            self._proceed()
+        self.loading.begin(event, self._planned_with)
 
     # Training
 
@@ -415,7 +306,7 @@ class RunMachine:
             return
         if not self.cycle.owed_evaluation and (move := self.moving.take()) is not None:
             context.grow_generation()
-            self._load(move, self.moving.looked_at())
+            self.loading.begin(move, self.moving.looked_at())
         else:
             self.cycle.begin_next()
 
@@ -425,66 +316,6 @@ class RunMachine:
         if better:
             self._fall_back("a snapshot of a later step is complete, for somebody came back with a part of it")
         return better
-
-    def _fault(self, event: FaultReported) -> None:
-        context = self.context
-        if context.plan is None or event.generation != context.generation or event.peer not in context.plan.peers:
-            return
-        blamed = event.accused or event.peer
-        if event.fault is FaultKind.MEMORY and context.phase is not Phase.STORING:
-            self._out_of_memory(event)
-        elif event.fault not in TRANSIENT:
-            context.fail(f"{context.described(blamed)} cannot run its stage: {event.reason}")
-        elif event.fault is FaultKind.CORRUPT and context.phase is not Phase.STORING and self._damaged(blamed, event.reason):
-            pass
-        elif self._is_about_a_link(event):
-            self.troubles.link_failed(event.peer, blamed, event.reason)
-        elif context.state is RunState.LOADING:
-            self._loading_failed(f"{context.described(blamed)} could not be loaded: {event.reason}")
-        elif context.phase is Phase.STORING:
-            # Nothing is due on the links now; a peer that is really gone is noticed by its session.
-            if event.fault is not FaultKind.LINK:
-                context.fail(f"{context.described(blamed)} failed while it sent its weights: {event.reason}")
-        else:
-            self.cycle.void(event.reason, blamed, CURE_NOT_FINITE if event.fault is FaultKind.NOT_FINITE else "")
-
-    def _out_of_memory(self, event: FaultReported) -> None:
-        """The peer cannot do what it was planned for: plan again, with less of its memory."""
-        context = self.context
-        assert context.plan is not None
-        stage = context.stage_of(event.peer)
-        assert stage is not None
-        if self.cycle.open is not None and context.phase.open:
-            self.cycle.announce_void(event.reason, event.peer)
-            # It has dropped what it kept beside its stage.
-            context.holdings.keep_only(event.peer, context.names[stage])
-        limit = int(context.settings.memory_factor * context.plan.stages[stage].memory_bytes)
-        lowered = context.roster.lower_memory(event.peer, limit, context.settings.max_shortages)
-        after = f"is planned with {format_bytes(lowered)} from now on" if lowered else "is left out of plans from now on"
-        self._fall_back(f"{context.described(event.peer)} ran out of memory and {after}: {event.reason}")
-
-    def _loading_failed(self, reason: str) -> None:
-        self._loading_failures += 1
-        if self._loading_failures >= self.context.settings.max_voids:
-            self.context.fail(f"{reason} (tried {self._loading_failures} times)")
-        else:
-            self._let_sessions_tell()
-            self._fall_back(reason)
-
-    def _is_about_a_link(self, event: FaultReported) -> bool:
-        context = self.context
-        due = context.state is RunState.LOADING or context.phase.open
-        return due and event.fault is FaultKind.LINK and self.troubles.concerns_a_link(event)
-
-    def _damaged(self, sender: PeerId, reason: str) -> bool:
-        """Whether a damaged message was one too many; then the plan is left, and so is the sender's state, if it is that."""
-        context = self.context
-        loading = context.state is RunState.LOADING
-        if not self.troubles.damaged(sender, reason):
-            return False
-        if loading:
-            context.holdings.forget(sender)
-        return True
 
     # Time
 
@@ -505,7 +336,7 @@ class RunMachine:
             what = "send its weights" if context.phase is Phase.STORING else what
             for peer in sorted(context.pending):
                 if not context.state.final:
-                    self._expel(peer, f"it did not {what} in time")
+                    self.attendance.expel(peer, f"it did not {what} in time")
         elif context.phase.open:
             self.troubles.step_overdue()
         elif self.pausing.paused and context.state is RunState.WAITING:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from atoll.coordinator.events import PausedEvent, RecoveredEvent, RestoredEvent, ResumedEvent
 from atoll.coordinator.run.context import RunContext
+from atoll.coordinator.run.instructions import ReleaseState, SendCommit
+from atoll.coordinator.run.resuming import Held, Use, use_of
 from atoll.coordinator.run.rollback import GoOn, Situation, Wait, decide
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment
@@ -47,6 +49,27 @@ class Recovery:
             self._away[peer] = may_return
         if self._times is None:
             self._times = _Times(silent_seconds, self._context.now)
+
+    def take_back(self, peer: PeerId, held: Held) -> None:
+        """A peer is here again, with state in memory: it is of use, becomes so with a commit that it missed, or is dropped."""
+        context = self._context
+        use = use_of(held, context.committed, context.last) if context.is_of_this_line(held.generation) else Use.NONE
+        if use is Use.NONE:
+            context.emit(ReleaseState(generation=held.generation, peers=(peer,)))
+            return
+        if use is Use.COMMIT:
+            last = context.last
+            assert last is not None
+            context.emit(
+                SendCommit(
+                    peers=(peer,),
+                    generation=last.generation,
+                    step=last.step,
+                    clip_factor=last.clip_factor,
+                    learning_rate=last.learning_rate,
+                )
+            )
+        context.holdings.add(peer, held.names)
 
     def interrupted(self, reason: str) -> None:
         """The plan is left because of ``reason``."""

@@ -1,0 +1,143 @@
+"""Makes plans in the background: has what is not known measured, chooses the size of a microbatch with the first one, and asks
+the planner. What comes of it is posted to the state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from atoll.coordinator.data.feed import Feed
+from atoll.coordinator.events import Event
+from atoll.coordinator.first_values import held_specs
+from atoll.coordinator.offload import Offload
+from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.run.events import LinksShown, MoveJudged, PlanMade, PlanningProgressed, PlanRefused, RunEvent
+from atoll.coordinator.run.instructions import ConsiderMove, MakePlan
+from atoll.coordinator.sizing import Sizing
+from atoll.coordinator.survey import Surveyed, Surveyor
+from atoll.coordinator.traced_model import Around, Proposal, TracedModel
+from atoll.protocol.errors import PlacementError
+from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.job import Job
+
+_log = logging.getLogger(__name__)
+
+
+class Proposing:
+    """``sizing`` is the traced model; ``begin`` hears of the model at the size of microbatch that the first plan chooses, and
+    ``keep_job`` of the job that says so; ``post`` takes results, ``tell`` is the outside."""
+
+    def __init__(
+        self,
+        *,
+        keep_job: Callable[[Job], None],
+        surveyor: Surveyor,
+        offload: Offload,
+        begin: Callable[[TracedModel, Feed], None],
+        post: Callable[[RunEvent], None],
+        tell: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        self._keep_job = keep_job
+        self._surveyor = surveyor
+        self._offload = offload
+        self._begin = begin
+        self._post = post
+        self._tell = tell
+        self._deciding = asyncio.Lock()
+        self._model: TracedModel | None = None
+        self._proposals: dict[Plan, tuple[Proposal, Surveyed]] = {}
+        self.sizing: Sizing | None = None
+
+    def take(self, plan: Plan) -> tuple[Proposal, Surveyed]:
+        """What a plan that is put to use was proposed with; all others are forgotten."""
+        found = self._proposals[plan]
+        self._proposals.clear()
+        return found
+
+    async def make_plan(self, instruction: MakePlan) -> None:
+        """A plan for the peers that are here, or why there is none."""
+        try:
+            model = await self._decide(instruction)
+            again = instruction.broken if instruction.probed else frozenset()
+            surveyed = await self._survey(instruction.generation, instruction.peers, again)
+            if surveyed.shown:
+                self._post(LinksShown(pairs=surveyed.shown))
+            around = _around(instruction, surveyed.shown)
+            proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network, around)
+        except PlacementError as error:
+            names = tuple(offer.name for offer in instruction.peers)
+            refused = PlanRefused(generation=instruction.generation, peers=names, reason=str(error), hopeless=error.hopeless)
+            self._post(refused)
+            return
+        self._post(self._made(instruction.generation, proposal, surveyed))
+
+    async def consider_move(self, generation: Generation, instruction: ConsiderMove) -> None:
+        """Whether there is a plan that is worth leaving the present one for; asked under ``generation``."""
+        assert self._model is not None
+        try:
+            surveyed = await self._survey(generation, instruction.peers)
+            proposal, reason = await self._offload.run(
+                self._model.reconsider,
+                surveyed.offers,
+                instruction.plan,
+                instruction.steps_left,
+                surveyed.network,
+                instruction.broken,
+            )
+            proposed = self._made(instruction.since, proposal, surveyed) if proposal is not None else None
+        except PlacementError as error:
+            proposed, reason = None, str(error)
+        _log.info("a look at the plan: %s", reason)
+        self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed, look=instruction.look))
+
+    def _made(self, generation: Generation, proposal: Proposal, surveyed: Surveyed) -> PlanMade:
+        self._proposals[proposal.plan] = proposal, surveyed
+        names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
+        return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
+
+    async def _links(self, instruction: MakePlan) -> Network:
+        """The links between the peers, measured as far as it goes, for they decide what size a microbatch should have."""
+
+        def progress(doing: str) -> None:
+            self._post(PlanningProgressed(generation=instruction.generation, doing=doing))
+
+        return await self._surveyor.links(instruction.generation, instruction.peers, progress)
+
+    async def _survey(
+        self, generation: Generation, peers: Sequence[PeerOffer], again: frozenset[frozenset[PeerId]] = frozenset()
+    ) -> Surveyed:
+        """What there is to know of ``peers``, measured as far as it goes; the links of the pairs ``again`` once more."""
+
+        def progress(doing: str) -> None:
+            self._post(PlanningProgressed(generation=generation, doing=doing))
+
+        surveyed = await self._surveyor.complete(generation, peers, progress, again)
+        progress("")
+        for event in surveyed.events:
+            await self._tell(event)
+        return surveyed
+
+    async def _decide(self, instruction: MakePlan) -> TracedModel:
+        """The model at the size of microbatch that the first plan chooses and all later ones keep. Raises PlacementError."""
+        assert self.sizing is not None, "plans are asked for once the model is traced"
+        async with self._deciding:
+            if self._model is None:
+                network = await self._links(instruction) if self.sizing.asked else None
+                sized = await self._offload.run(self.sizing.choose, instruction.peers, network)
+                if self.sizing.asked:
+                    await self._offload.run(self._keep_job, sized.model.job)
+                self._model = sized.model
+                self._begin(sized.model, sized.feed)
+        assert self._model is not None
+        return self._model
+
+
+def _around(instruction: MakePlan, shown: frozenset[frozenset[PeerId]]) -> Around | None:
+    """The links that a plan must do without, except those that a probe has shown; None where there are none."""
+    broken = instruction.broken - shown
+    if not broken:
+        return None
+    return Around(broken=broken, previous=instruction.previous, holders=instruction.holders, steps_left=instruction.steps_left)
