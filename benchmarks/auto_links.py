@@ -140,7 +140,7 @@ class AutoLinks:
         stages = tuple(
             StagePlan(
                 stage=StageIndex(number),
-                peer=peer.name,
+                replicas=(peer.name,),
                 first=NodeIndex(number),
                 end=NodeIndex(number + 1),
                 in_flight=count,

@@ -27,7 +27,7 @@ class Placement:
         stages = tuple(
             StagePlan(
                 stage=StageIndex(index),
-                peer=PeerId(peer),
+                replicas=(PeerId(peer),),
                 first=positions[bounds[index]],
                 end=positions[bounds[index + 1]],
                 in_flight=2,

@@ -64,7 +64,7 @@ def make_plan(peers: Iterable[PeerId], num_stages: int, spares: Iterable[PeerId]
     stages = tuple(
         StagePlan(
             stage=StageIndex(index),
-            peer=peer,
+            replicas=(peer,),
             first=NodeIndex(10 * index),
             end=NodeIndex(10 * index + 10),
             in_flight=1,
@@ -271,7 +271,7 @@ def names_of(plan: Plan) -> tuple[frozenset[str], ...]:
 
 def summaries_of(plan: Plan) -> tuple[StageSummary, ...]:
     return tuple(
-        StageSummary(stage=stage.stage, peers=(stage.peer,), first="a", last="b", parameters=1, predicted_memory_bytes=1)
+        StageSummary(stage=stage.stage, peers=stage.replicas, first="a", last="b", parameters=1, predicted_memory_bytes=1)
         for stage in plan.stages
     )
 

@@ -61,7 +61,9 @@ def make_assignment(
         ),
         link_seconds=job.network.link_seconds,
         committed_step=state.committed,
-        donors=tuple(Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.peer]),
+        donors=tuple(
+            Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.leader]
+        ),
     )
 
 
@@ -103,11 +105,11 @@ def _neighbours(
     return tuple(
         Neighbour(
             stage=other,
-            peer=stages[other].peer,
-            address=addresses[stages[other].peer],
+            peer=stages[other].leader,
+            address=addresses[stages[other].leader],
             dial=graph.stage < other,
-            max_bytes_per_second=download_shares.get(stages[other].peer),
-            codec=codecs.get(stages[other].peer, "raw"),
+            max_bytes_per_second=download_shares.get(stages[other].leader),
+            codec=codecs.get(stages[other].leader, "raw"),
         )
         for other in sorted(met_stages(graph))
     )

@@ -123,11 +123,11 @@ class Measurements:
         yield PredictionEvent(what="step_seconds", peer="", predicted=self._plan.step_seconds, measured=self.step_seconds)
         yield from self._memory(self._plan.stages)
         for stage in self._plan.stages:
-            measured = self.observed.compute_seconds(stage.peer)
-            if measured > 0.0:
-                yield PredictionEvent(
-                    what="compute_seconds", peer=stage.peer, predicted=stage.step_compute_seconds, measured=measured
-                )
+            for peer in stage.replicas:
+                measured = self.observed.compute_seconds(peer)
+                if measured > 0.0:
+                    predicted = stage.step_compute_seconds
+                    yield PredictionEvent(what="compute_seconds", peer=peer, predicted=predicted, measured=measured)
         for link in self._plan.links:
             seconds = self.observed.transfer_seconds(link.source, link.target)
             if seconds > 0.0:
@@ -138,8 +138,9 @@ class Measurements:
 
     def _memory(self, stages: Sequence[StagePlan]) -> Iterator[PredictionEvent]:
         for stage in stages:
-            grown = float(self.grown_bytes(stage.peer))
-            yield PredictionEvent(what="memory_bytes", peer=stage.peer, predicted=float(stage.memory_bytes), measured=grown)
+            for peer in stage.replicas:
+                grown = float(self.grown_bytes(peer))
+                yield PredictionEvent(what="memory_bytes", peer=peer, predicted=float(stage.memory_bytes), measured=grown)
 
 
 def _of_link(what: str, link: LinkPlan, predicted: float, measured: float) -> PredictionEvent:

@@ -55,8 +55,9 @@ class Observed:
             peer.slowdown, peer.predicted, peer.steps = 1.0, None, 0
             peer.seconds.clear()
         for stage in plan.stages:
-            peer = self._peers.setdefault(stage.peer, _Peer(baked=factors.get(stage.peer, 1.0)))
-            peer.predicted = stage.step_compute_seconds or None
+            for name in stage.replicas:
+                peer = self._peers.setdefault(name, _Peer(baked=factors.get(name, 1.0)))
+                peer.predicted = stage.step_compute_seconds or None
         for link in self._links.values():
             link.step_seconds.clear()
 

@@ -209,7 +209,7 @@ def _summary(graph: StageGraph, stage: StagePlan) -> StageSummary:
     first, last = module_range(graph.nodes)
     return StageSummary(
         stage=graph.stage,
-        peers=(stage.peer,),
+        peers=stage.replicas,
         first=first,
         last=last,
         parameters=sum(prod(spec.shape) for spec in graph.parameters),

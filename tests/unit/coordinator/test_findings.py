@@ -56,7 +56,7 @@ def run(findings: Findings, observed: Observed, peer: PeerId, predicted: float, 
     """The peer's stage does some steps, under a plan that counts on what was found out."""
     stage = StagePlan(
         stage=StageIndex(0),
-        peer=peer,
+        replicas=(peer,),
         first=NodeIndex(0),
         end=NodeIndex(3),
         in_flight=1,

@@ -19,7 +19,7 @@ def plan() -> Plan:
     stages = tuple(
         StagePlan(
             stage=StageIndex(index),
-            peer=peer,
+            replicas=(peer,),
             first=NodeIndex(index),
             end=NodeIndex(index + 1),
             in_flight=1,

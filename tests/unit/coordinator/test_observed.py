@@ -16,7 +16,7 @@ def plan(**predicted: float) -> Plan:
     stages = tuple(
         StagePlan(
             stage=StageIndex(index),
-            peer=PeerId(name),
+            replicas=(PeerId(name),),
             first=NodeIndex(index),
             end=NodeIndex(index + 1),
             in_flight=1,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence, Set
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
@@ -43,11 +43,11 @@ def refuse_needed(needed: Set[frozenset[PeerId]]) -> None:
 
 def neighbours(plan: Plan, graphs: Sequence[StageGraph]) -> frozenset[frozenset[PeerId]]:
     """The pairs of peers that exchange tensors under ``plan``, whose stages are ``graphs``."""
-    pairs = {frozenset((one.peer, other.peer)) for one, other in pairwise(plan.stages)}
-    for graph in graphs:
-        own = plan.stages[graph.stage].peer
-        pairs |= {frozenset((own, plan.stages[stage].peer)) for stage in met_stages(graph)}
-    return frozenset(pairs)
+    met = {(one.stage, other.stage) for one, other in pairwise(plan.stages)}
+    met |= {(graph.stage, stage) for graph in graphs for stage in met_stages(graph)}
+    pairs = {pair for one, other in met for pair in product(plan.stages[one].replicas, plan.stages[other].replicas)}
+    pairs |= {pair for stage in plan.stages for pair in combinations(stage.replicas, 2)}
+    return frozenset(map(frozenset, pairs))
 
 
 def met_stages(graph: StageGraph) -> set[StageIndex]:

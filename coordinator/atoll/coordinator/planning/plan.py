@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.compression.context import Direction
-from atoll.protocol.ids import NodeIndex, PeerId, StageIndex
+from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """Stage ``stage``: peer ``peer`` runs the nodes from ``first`` up to, not including, ``end``.
+    """Stage ``stage``: each of its ``replicas`` runs the nodes from ``first`` up to, not including, ``end``, for its part of
+    the microbatches.
 
+    The replicas stand in the order in which their gradients are summed; the first one is the stage's ``leader``. ``deal`` has
+    an entry for each microbatch of a step: the index of the replica that it goes to; each has at least one, for only who has
+    computed gradients knows which there are. It may be empty where there is one replica.
     ``memory_bytes`` is the predicted need with ``in_flight`` microbatches held, ``microbatch_seconds`` the predicted time of
     one microbatch forward and backward alone on its machine, ``sent_bytes`` what crosses to later stages in one forward.
     ``step_compute_seconds`` is how long the stage is predicted to compute in a step, beside what else runs on its machine; 0
     where nothing was predicted."""
 
     stage: StageIndex
-    peer: PeerId
+    replicas: tuple[PeerId, ...]
     first: NodeIndex
     end: NodeIndex
     in_flight: int
@@ -27,6 +31,23 @@ class StagePlan:
     microbatch_seconds: float
     sent_bytes: int
     step_compute_seconds: float = 0.0
+    deal: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        num = len(self.replicas)
+        if not num or len(set(self.replicas)) != num:
+            raise ValueError(f"stage {self.stage} needs replicas, each once, got {self.replicas}")
+        if set(self.deal) != set(range(num)) and (self.deal or num > 1):
+            raise ValueError(f"the deal of stage {self.stage} must give each of {num} replicas something, got {self.deal}")
+
+    @property
+    def leader(self) -> PeerId:
+        """Who speaks for the stage where one is enough."""
+        return self.replicas[0]
+
+    def holder_of(self, microbatch: MicrobatchIndex) -> PeerId:
+        """The replica that a microbatch goes to. An evaluation has other numbers of them; they are dealt in the same turns."""
+        return self.replicas[self.deal[microbatch % len(self.deal)]] if self.deal else self.leader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +89,14 @@ class Plan:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """The peers that hold a stage, in stage order."""
-        return tuple(stage.peer for stage in self.stages)
+        """The peers that hold a stage, in stage order; the replicas of one in the group's order."""
+        return tuple(peer for stage in self.stages for peer in stage.replicas)
+
+    @property
+    def leaders(self) -> tuple[PeerId, ...]:
+        """The first replica of each stage."""
+        return tuple(stage.leader for stage in self.stages)
 
     def stage_of(self, peer: PeerId) -> StageIndex | None:
         """The stage that ``peer`` holds, if any."""
-        return next((stage.stage for stage in self.stages if stage.peer == peer), None)
+        return next((stage.stage for stage in self.stages if peer in stage.replicas), None)

@@ -120,7 +120,7 @@ def as_plan(planned: Planned, segments: Segments) -> Plan:
     stages = tuple(
         StagePlan(
             stage=StageIndex(index),
-            peer=stage.peer,
+            replicas=(stage.peer,),
             first=segments.positions[stage.first],
             end=segments.positions[stage.end],
             in_flight=stage.in_flight,

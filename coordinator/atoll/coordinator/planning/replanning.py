@@ -109,14 +109,14 @@ class _Present:
         self.in_flight = tuple(stage.in_flight for stage in current.stages)
         self._holder: list[PeerId] = []
         for stage in current.stages:
-            self._holder += [stage.peer] * (positions[stage.end] - positions[stage.first])
+            self._holder += [stage.leader] * (positions[stage.end] - positions[stage.first])
         bounds = (0, *(positions[stage.end] for stage in current.stages))
         recompute = tuple(stage.recompute for stage in current.stages)
-        gone = [stage.peer for stage in current.stages if stage.peer not in self._places]
+        gone = [peer for peer in current.peers if peer not in self._places]
         self.layout: Layout | None = None
         self.obstacle = f"{', '.join(gone)} left" if gone else ""
         if not gone:
-            layout = Layout(tuple(self._places[peer] for peer in current.peers), bounds, recompute)
+            layout = Layout(tuple(self._places[peer] for peer in current.leaders), bounds, recompute)
             self.obstacle = self._obstacle(layout)
             self.layout = layout if predictor.fits(layout) else None
 

@@ -52,7 +52,7 @@ def test_work_moves_away_from_a_peer_that_became_slow() -> None:
     assert f"{format_seconds(answer.planned.step_seconds)} a step instead of" in answer.reason
     assert f"after a move of {format_seconds(answer.move_seconds)}; 100 steps are left" in answer.reason
     assert all(move.target != "peer-01" for move in answer.moves)
-    held = {stage.peer: stage.end - stage.first for stage in current.stages}
+    held = {stage.leader: stage.end - stage.first for stage in current.stages}
     assert sum(move.num_bytes for move in answer.moves if move.source == "peer-01") <= held[PeerId("peer-01")] // 10 * 3 * 2e6
 
 
@@ -95,7 +95,7 @@ def test_of_plans_of_equal_speed_the_one_that_moves_nothing_wins() -> None:
     turned = dataclasses.replace(
         current,
         stages=tuple(
-            dataclasses.replace(stage, peer=other.peer)
+            dataclasses.replace(stage, replicas=other.replicas)
             for stage, other in zip(current.stages, reversed(current.stages), strict=True)
         ),
     )
