@@ -288,7 +288,7 @@ class Journal:
         return Resumption(
             generation=Generation(reserved),
             last=last[0] if last else None,
-            peers=tuple(PeerId(stage["peer"]) for stage in stages),
+            peers=tuple(PeerId(name) for stage in stages for name in stage["replicas"]),
             codecs=codecs,
             snapshots=tuple(row.moment for row in self.snapshots()),
             parts=tuple(self.snapshot_parts()),
