@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.coordinator.cli.processes import Child
+from atoll.coordinator.cli.view import write_line
 from atoll.coordinator.run_files import CHAOS
 from atoll.protocol.chaos import ChaosPlan, Fault
 from atoll.protocol.fault_points import VARIABLE, Armed, Fired
@@ -126,4 +127,4 @@ class SwarmChaos:
         self.say(f"{what} of {fired.process}" + (f": {fired.phase}{where}" if fired.phase else ""))
         if self._json:
             event = {"event": "chaos", "fault": fault.fault, "process": fired.process, "phase": fired.phase, "step": fired.step}
-            print(json.dumps({**event, "time": fired.wall_seconds}), flush=True)
+            write_line(json.dumps({**event, "time": fired.wall_seconds}))

@@ -202,7 +202,9 @@ def describe_stage(stage: StageSummary) -> str:
 def write_line(line: str) -> None:
     """Writes to standard output at once. A reader that went away ends the output, not the run: metrics.jsonl has it all."""
     try:
-        print(line, flush=True)
+        # In one piece: the processes of a swarm share the output, and a line must not end in the middle of another's.
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

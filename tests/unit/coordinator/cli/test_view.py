@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 from rich.console import Console
 
 from atoll.coordinator.cli.live import LiveView, Traffic
-from atoll.coordinator.cli.view import QUIET_SECONDS, JsonView, Pace, PlainView
+from atoll.coordinator.cli.view import QUIET_SECONDS, JsonView, Pace, PlainView, write_line
 from atoll.coordinator.events import (
     EvaluationEvent,
     Event,
@@ -182,3 +183,17 @@ def test_live_view_shows_progress_and_a_row_for_each_peer() -> None:
     assert "5.0 MiB" in rows[-3]
     assert "waiting for gradient from peer-1" in rows[-2]
     assert "peer-0" in rows[-1]
+
+
+def test_a_line_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a swarm share the output: with two writes, another's line came between a line and its end."""
+    pieces: list[str] = []
+
+    class Output(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Output())
+    write_line('{"event": "step"}')
+    assert pieces == ['{"event": "step"}\n']
