@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from atoll.protocol.errors import RoundFailed
 from atoll.protocol.ids import PeerId
 
 
@@ -47,6 +48,12 @@ class Round:
     deadline_seconds: float = 60.0
     seed: int = 0
     step: int = 0
+
+    def failure(self, reason: str, suspects: Sequence[int] = ()) -> RoundFailed:
+        """That this round failed, and whose fault that seems to be, by their places."""
+        names = tuple(self.members[suspect].peer for suspect in suspects)
+        whose = f" ({', '.join(names)})" if names else ""
+        return RoundFailed(f"averaging {self.key} failed{whose}: {reason}", names)
 
 
 class Averager(Protocol):
