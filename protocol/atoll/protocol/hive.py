@@ -24,6 +24,7 @@ import fcntl
 import importlib.util
 import logging
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -47,7 +48,10 @@ _START_SECONDS = 20.0
 """For one start. It takes 0.3 seconds on an idle machine."""
 _STOP_SECONDS = 5.0
 _CONNECT_SECONDS = 5.0
+_YIELD_SECONDS = 3.0
+"""How long the second of two waits for the first to dial."""
 _PAUSE_SECONDS = 0.2
+_LOOK_SECONDS = 0.02
 _IN_OWN_SESSION = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 
 
@@ -112,20 +116,25 @@ class Hive:
         """Whether the daemon has not ended."""
         return self.p2p._child.returncode is None
 
-    async def connect(self, address: str, deadline_seconds: float) -> None:
-        """Returns when this daemon is connected to that at ``address``, whichever of them dialled; raises TimeoutError."""
+    async def connect(self, address: str, deadline_seconds: float, *, first: bool = True) -> None:
+        """Returns when this daemon is connected to that at ``address``, whichever of them dialled; raises TimeoutError.
+
+        Of two that are to be connected one must be ``first``, the other dials only if nothing comes: libp2p dials from the port
+        that it listens on, so if both dial within a round trip, each end takes itself for the client, and neither gets through.
+        """
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
         peer, target = _parsed(address)
+        loop = asyncio.get_running_loop()
+        dial_at = loop.time() + (0.0 if first else _YIELD_SECONDS)
         async with asyncio.timeout(deadline_seconds):
-            while True:
-                with contextlib.suppress(ControlFailure, OSError, TimeoutError):
-                    async with asyncio.timeout(_CONNECT_SECONDS):
-                        await self.p2p._client.connect(peer, [target])
-                        return
-                if any(known.peer_id == peer for known in await self.p2p.list_peers()):
-                    return
-                await asyncio.sleep(_PAUSE_SECONDS)
+            while not any(known.peer_id == peer for known in await self.p2p.list_peers()):
+                if loop.time() >= dial_at:
+                    with contextlib.suppress(ControlFailure, OSError, TimeoutError):
+                        async with asyncio.timeout(_CONNECT_SECONDS):
+                            await self.p2p._client.connect(peer, [target])
+                    dial_at = loop.time() + _PAUSE_SECONDS * (1.0 + random.random())
+                await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Ends the daemon and removes its sockets. May be called again."""

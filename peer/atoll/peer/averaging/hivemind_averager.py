@@ -95,7 +95,7 @@ class HivemindAverager:
         async def connect(member: int) -> None:
             address = round.members[member].address
             try:
-                await self.hive.connect(address, seconds)
+                await self.hive.connect(address, seconds, first=round.own < member)
             except TimeoutError:
                 raise round.failure(f"it could not be reached at {address} in {seconds:g} s", (member,)) from None
 
