@@ -209,7 +209,7 @@ class SimulatedSwarm:
         """No snapshot is deleted that is the newest complete or the newest safe one by what the machine was told."""
         snapshots = self.machine.context.snapshots
         assert instruction.steps or self.machine.context.state is RunState.FINISHED
-        for newest in (snapshots.newest_complete(), snapshots.newest_safe()):
+        for newest in (snapshots.newest_complete(), snapshots.newest_safe()) if instruction.steps else ():
             assert newest is None or newest.step in instruction.steps
         for disk in self.disks.values():
             for step in disk.keys() - set(instruction.steps):

@@ -53,8 +53,9 @@ async def until_safe(swarm: LocalSwarm) -> None:
 
 def optimizer_state(swarm: LocalSwarm, folder: Path) -> dict[str, torch.Tensor]:
     """All that the last snapshot has on the disks, weights and moments; ``folder`` keeps it beyond the run."""
-    (run,) = (swarm.state / CACHE / "snapshots").iterdir()
-    shutil.copytree(run / str(LAST_SNAPSHOT), folder)
+    folder.mkdir()
+    for part in (swarm.state / CACHE).glob(f"*/snapshots/*/{LAST_SNAPSHOT}/*.safetensors"):
+        shutil.copy(part, folder)
     found: dict[str, torch.Tensor] = {}
     for part in sorted(folder.glob("*.safetensors")):
         found.update(load_file(part))

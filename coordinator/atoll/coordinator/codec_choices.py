@@ -44,6 +44,7 @@ FEWEST_SAMPLES = 3
 AVERAGED_SAMPLES = 9
 """What the guard's means are of, at most."""
 REMEMBERED_STEPS = 5
+RAW = "raw"
 FEWEST_STEPS = 2
 
 
@@ -87,7 +88,8 @@ class _Edge:
 
 
 class CodecChoices:
-    """``planned`` a plan, tell it what was ``carried`` and each step that was ``committed``, then ask what ``changes``."""
+    """``planned`` a plan, tell it what was ``carried`` and each step that was ``committed``, then ask what ``changes``.
+    ``lossless``: no link of the run has ever used a codec that may lose anything, as far as is known."""
 
     def __init__(self, compression: Compression, observed: Observed) -> None:
         self._names = {
@@ -110,10 +112,12 @@ class CodecChoices:
         self._decided = StepNumber(0)
         self._warm = False
         self._before: Mapping[Ends, str] = {}
+        self.lossless = True
 
     def resume(self, codecs: Mapping[Ends, str]) -> None:
         """The run goes on: what links had in use, which the first plan keeps where it can."""
         self._before = codecs
+        self.lossless = all(codec == RAW for codec in codecs.values())
 
     def planned(
         self,
@@ -201,7 +205,9 @@ class CodecChoices:
 
     def of(self, source: PeerId, *, raw: bool = False) -> Mapping[PeerId, str]:
         """What ``source`` encodes with for each peer that it sends to; ``raw``: if nothing may be lost."""
-        return {target: "raw" if raw else codec for (one, target), codec in self._policy.codecs.items() if one == source}
+        used = {target: RAW if raw else codec for (one, target), codec in self._policy.codecs.items() if one == source}
+        self.lossless = self.lossless and all(codec == RAW for codec in used.values())
+        return used
 
     def codec(self, source: PeerId, target: PeerId) -> str:
         """In use now; empty for a link that is none of the plan's."""

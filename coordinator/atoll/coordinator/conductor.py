@@ -56,7 +56,7 @@ from atoll.coordinator.run.instructions import (
     StartStep,
     WriteCommit,
 )
-from atoll.coordinator.run.replay import compare, difference
+from atoll.coordinator.run.replay import compare, difference, is_alarming
 from atoll.coordinator.run_files import WEIGHTS
 from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.sizing import Sizing
@@ -289,7 +289,8 @@ class Conductor:
         journaled = await self._offload.run(self._folder.journal.committed, again.step)
         event = compare(again, journaled)
         if not event.equal:
-            _log.warning("%s", difference(again, journaled))
+            alarming = is_alarming(again, journaled, lossless=self._measurements.codecs.lossless)
+            _log.log(logging.WARNING if alarming else logging.INFO, "%s", difference(again, journaled))
         self._measurements.codecs.committed(again)
         await self._tell(event)
 

@@ -24,8 +24,8 @@ def donations(
 ) -> dict[PeerId, Donations]:
     """For each of ``peers``, in the order of their stages, whom to fetch from. ``holders`` says who has the state of a name in
     memory, ``on_disks`` who has it in a snapshot of the same step. A peer reads its own disk first; of others, those come first
-    that have it in memory, and of several one whose link is not ``broken``, and that gives the fewest bytes so far. All others
-    are named after these, should the first be lost."""
+    whose link is not ``broken``, of these such as have it in memory, and of several the one that gives the fewest bytes so far.
+    All others are named after these, should the first be lost."""
     given: dict[PeerId, int] = {}
     found: dict[PeerId, Donations] = {}
     for graph, peer in zip(graphs, peers, strict=True):
@@ -35,7 +35,7 @@ def donations(
             in_memory, on_disk = holders.get(spec.name, ()), on_disks.get(spec.name, ())
             if peer in in_memory or not (in_memory or on_disk):
                 continue
-            first = peer if peer in on_disk else _least_busy(peer, in_memory or on_disk, given, broken)
+            first = peer if peer in on_disk else _first(peer, in_memory, on_disk, given, broken)
             if first != peer:
                 given[first] = given.get(first, 0) + _num_bytes(spec)
             firsts.setdefault(first, []).append(spec.name)
@@ -53,17 +53,37 @@ def without_store(on_disks: Holders) -> dict[str, tuple[PeerId, ...]]:
 
 
 def blocked(
-    graphs: Iterable[StageGraph], peers: Sequence[PeerId], holders: Holders, broken: Set[frozenset[PeerId]]
+    graphs: Iterable[StageGraph],
+    peers: Sequence[PeerId],
+    holders: Holders,
+    on_disks: Holders,
+    broken: Set[frozenset[PeerId]],
 ) -> frozenset[frozenset[PeerId]]:
-    """The pairs of which one would have to fetch state from the other over a ``broken`` link, for nobody else has it."""
+    """The pairs of which one would have to fetch state from the other over a ``broken`` link, for nobody else has it, in memory
+    or in a snapshot of the same step. What the job's store has comes from the coordinator, over no link between peers."""
     pairs: set[frozenset[PeerId]] = set()
     for graph, peer in zip(graphs, peers, strict=True):
         for spec in held_specs(graph):
-            owners = holders.get(spec.name, ())
+            owners = {*holders.get(spec.name, ()), *on_disks.get(spec.name, ())}
             ways = {frozenset((owner, peer)) for owner in owners}
-            if peer not in owners and ways <= broken:
+            if peer not in owners and THE_STORE not in owners and ways <= broken:
                 pairs |= ways
     return frozenset(pairs)
+
+
+def _first(
+    peer: PeerId,
+    in_memory: Sequence[PeerId],
+    on_disk: Sequence[PeerId],
+    given: Mapping[PeerId, int],
+    broken: Set[frozenset[PeerId]],
+) -> PeerId:
+    """Whom to ask first: a disk that is reached is better than a memory that is not."""
+
+    def reached(owners: Sequence[PeerId]) -> list[PeerId]:
+        return [owner for owner in owners if frozenset((owner, peer)) not in broken]
+
+    return _least_busy(peer, reached(in_memory) or reached(on_disk) or in_memory or on_disk, given, broken)
 
 
 def _least_busy(peer: PeerId, owners: Sequence[PeerId], given: Mapping[PeerId, int], broken: Set[frozenset[PeerId]]) -> PeerId:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.run.journal import JOURNAL, Journal
+from atoll.coordinator.run.roster import listed
 from atoll.coordinator.store import Store, StoredSnapshot, StoredState
 from atoll.protocol.errors import AtollError, DamagedSnapshot, JobError
 from atoll.protocol.graph import OpGraph
@@ -53,15 +54,19 @@ def find_origin(where: str) -> Origin:
     raise JobError(FLAG, f"there is no complete snapshot in {url}{damage}")
 
 
-def begun_from(journal: Journal, resume: str | None) -> Origin | None:
-    """What a run goes on from: the snapshot that its journal names, else the one to be found at ``resume``, which the journal
-    names from now on. None for a run that begins with first values. Raises as :func:`find_origin` does."""
+def begins_at(journal: Journal, resume: str | None) -> str | None:
+    """Where the snapshot is to be found that a run goes on from: the one that its journal names, else at ``resume``; None for
+    a run that begins with first values."""
     known = journal.origin()
-    if known is None and resume is not None and journal.last_step() == 0:
-        origin = find_origin(resume)
+    if known is not None:
+        return known[1]
+    return resume if journal.last_step() == 0 else None
+
+
+def begins_with(journal: Journal, origin: Origin) -> None:
+    """The journal names what was found from now on."""
+    if journal.origin() is None:
         journal.write_origin(origin.step, origin.url)
-        return origin
-    return None if known is None else find_origin(known[1])
 
 
 def check_origin(origin: Origin, graph: OpGraph, changing: Collection[str]) -> None:
@@ -69,8 +74,7 @@ def check_origin(origin: Origin, graph: OpGraph, changing: Collection[str]) -> N
     where = f"the snapshot of step {origin.step} of the run {origin.snapshot.job} in {origin.store.url}"
     missing = sorted(set(changing) - origin.state.names)
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise JobError(FLAG, f"{where} has no {', '.join(missing[:3])}{more}: is the job's model another one?")
+        raise JobError(FLAG, f"{where} has no {listed(missing, 3)}: is the job's model another one?")
     found = origin.state.specs()
     for spec in held_specs(graph):
         if spec.name in found and found[spec.name] != (spec.dtype, tuple(spec.shape)):

@@ -140,4 +140,10 @@ def _around(instruction: MakePlan, shown: frozenset[frozenset[PeerId]]) -> Aroun
     broken = instruction.broken - shown
     if not broken:
         return None
-    return Around(broken=broken, previous=instruction.previous, holders=instruction.holders, steps_left=instruction.steps_left)
+    return Around(
+        broken=broken,
+        previous=instruction.previous,
+        holders=instruction.holders,
+        on_disks=instruction.on_disks,
+        steps_left=instruction.steps_left,
+    )

@@ -24,7 +24,7 @@ from atoll.coordinator.events import Event
 from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.offload import Offload
-from atoll.coordinator.origin import Origin, begun_from, check_origin
+from atoll.coordinator.origin import Origin, check_origin
 from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
 from atoll.coordinator.run.events import (
     ExportAsked,
@@ -49,7 +49,7 @@ from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.status import Sources, status_reply
 from atoll.coordinator.survey import Surveyor
-from atoll.coordinator.vault import Vault, VaultSettings
+from atoll.coordinator.vault import Vault, VaultSettings, find_begin
 from atoll.protocol.channel import Address, parse_address, start_server
 from atoll.protocol.errors import AtollError, JobError, ResourceError, RunFailed
 from atoll.protocol.ids import PeerId
@@ -267,9 +267,15 @@ class Coordinator:
     async def _open_vault(self, folder: StateFolder) -> Vault:
         """What the run has in stores, and goes on from. Raises JobError or ResourceError when that is nothing."""
         job = self._settings.job
-        origin = self._origin = await self._offload.run(begun_from, folder.journal, self._settings.resume)
-        settings = VaultSettings(url=job.durability.store, run_id=self._sessions.run_id, job=job.name, origin=origin)
-        vault = Vault(settings, self._offload, self._post)
+        origin = self._origin = await find_begin(folder.journal, self._settings.resume, self._offload)
+        settings = VaultSettings(
+            url=job.durability.store,
+            max_bytes_per_second=job.durability.store_bytes_per_second,
+            run_id=self._sessions.run_id,
+            job=job.name,
+            origin=origin,
+        )
+        vault = Vault(settings, self._post)
         self._state.know_stored(vault.tensor)
         if origin is not None:
             self._machine.begin_at(origin.step)

@@ -68,6 +68,12 @@ class Store:
         except (ImportError, ValueError) as error:
             raise JobError(field, f"{url!r} cannot be used: {error}") from error
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder as this machine sees it."""
+        protocol = self._files.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
     def snapshots(self) -> list[StoredSnapshot]:
         """All that are complete, the one that was saved last at the end. Raises ResourceError when it cannot be read."""
         found = []

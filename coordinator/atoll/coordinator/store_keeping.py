@@ -7,32 +7,22 @@ tried again with the next snapshot.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
 
 from atoll.compression.codec import RawCodec
 from atoll.compression.registry import decode_message
-from atoll.coordinator.offload import Offload
+from atoll.coordinator.run.roster import listed
 from atoll.coordinator.store import Store, StoreWriter
+from atoll.coordinator.store_calls import CALL_SECONDS, StoreCalls
 from atoll.protocol.errors import AtollError, LinkError, ResourceError
 from atoll.protocol.fetching import Fetching, Inquiry, Intake
 from atoll.protocol.framing import Incoming
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
 from atoll.protocol.transfer import COORDINATOR
-
-BYTES_PER_SECOND = 16.0 * 2**20
-"""What peers are asked to send at most, so that a snapshot does not fill the coordinator's line."""
-
-CALL_SECONDS = 300.0
-"""How long a store may take for one part of a snapshot."""
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -47,26 +37,35 @@ class Wanted:
 
 
 class StoreKeeping:
-    """On the coordinator's event loop. ``clock`` is the wall clock, by which people tell snapshots apart."""
+    """On the coordinator's event loop. Peers are asked to send no more than ``max_bytes_per_second`` (None: as their owners and
+    their steps allow); ``clock`` is the wall clock, by which people tell snapshots apart."""
 
-    def __init__(self, store: Store, run_id: str, job: str, offload: Offload, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        job: str,
+        calls: StoreCalls,
+        max_bytes_per_second: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._job = job
-        self._offload = offload
+        self._calls = calls
+        self._max_bytes_per_second = max_bytes_per_second
         self._clock = clock
 
     async def keep(self, wanted: Wanted) -> bool:
         """Writes one snapshot into the store, and removes older ones; whether it is there now."""
         began = time.monotonic()
         try:
-            writer = await self._do(self._store.writer, self._run_id, wanted.step, self._job)
+            writer = await self._calls.run(CALL_SECONDS, self._store.writer, self._run_id, wanted.step, self._job)
             missing = await self._pull(wanted, writer)
             if missing:
-                more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-                raise ResourceError(f"nobody gave {', '.join(missing[:3])}{more}")
-            await self._do(writer.complete, self._clock())
-            await self._do(self._store.rotate, self._run_id)
+                raise ResourceError(f"nobody gave {listed(missing, 3)}")
+            await self._calls.run(CALL_SECONDS, writer.complete, self._clock())
+            await self._calls.run(CALL_SECONDS, self._store.rotate, self._run_id)
         except AtollError as error:
             _log.warning("the snapshot of step %d is not in the store %s: %s", wanted.step, self._store.url, error)
             return False
@@ -80,7 +79,7 @@ class StoreKeeping:
         rests: dict[str, Incoming] = {}
 
         async def take(name: str, message: EncodedMessage) -> None:
-            await self._do(writer.add, decode_message(message).tensors)
+            await self._calls.run(CALL_SECONDS, writer.add, decode_message(message).tensors)
             missing.pop(name, None)
 
         for peer in sorted({peer for peers in wanted.holders.values() for peer in peers} & wanted.addresses.keys()):
@@ -94,13 +93,6 @@ class StoreKeeping:
                 _log.info("for the store: %s", error)
         return list(missing)
 
-    async def _do(self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        """A call of the store, which may be anywhere. Raises ResourceError when it takes too long."""
-        try:
-            return await asyncio.wait_for(self._offload.run(function, *args, **kwargs), CALL_SECONDS)
-        except TimeoutError:
-            raise ResourceError(f"the store {self._store.url} did not answer within {CALL_SECONDS:g} s") from None
-
     def _inquiry(self, wanted: Wanted) -> Inquiry:
         return Inquiry(
             own=COORDINATOR,
@@ -108,7 +100,7 @@ class StoreKeeping:
             generation=Generation(0),
             step=wanted.step,
             snapshot=True,
-            max_bytes_per_second=BYTES_PER_SECOND,
+            max_bytes_per_second=self._max_bytes_per_second,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TypeAlias
@@ -15,7 +15,7 @@ import torch
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
-from atoll.coordinator.moves import blocked
+from atoll.coordinator.moves import Holders, blocked
 from atoll.coordinator.planning.avoidance import avoiding, neighbours, refuse_needed
 from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
@@ -53,11 +53,12 @@ class Proposal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
     """Links that a plan must do without: those of the pairs in ``broken``, be it for tensors or for state. ``holders`` have the
-    state, in stages as under ``previous``; None: nothing is learned yet."""
+    state in memory, in stages as under ``previous`` (None: nothing is learned yet), and those of ``on_disks`` in snapshots."""
 
     broken: Pairs
     previous: Plan | None = None
-    holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+    holders: Holders = field(default_factory=dict)
+    on_disks: Holders = field(default_factory=dict)
     steps_left: int = 1
 
 
@@ -108,7 +109,7 @@ class TracedModel:
             raise self._naming_layers(error) from error
         proposal = self.sliced(as_plan(planned, self.segments))
         if around is not None:
-            self._check(proposal, around.broken, around.holders)
+            self._check(proposal, around.broken, around.holders, around.on_disks)
         return proposal
 
     def _request(self, peers: Sequence[PeerOffer], network: Network | None, broken: Pairs) -> PlanRequest:
@@ -119,9 +120,9 @@ class TracedModel:
         optimizer = self.job.training.optimizer
         return MoveCost(state_copies=state_copies(optimizer.name, optimizer.momentum))
 
-    def _check(self, proposal: Proposal, broken: Pairs, holders: Mapping[str, tuple[PeerId, ...]]) -> None:
+    def _check(self, proposal: Proposal, broken: Pairs, holders: Holders, on_disks: Holders) -> None:
         plan, graphs = proposal.plan, proposal.graphs
-        refuse_needed((broken & neighbours(plan, graphs)) | blocked(graphs, plan.peers, holders, broken))
+        refuse_needed((broken & neighbours(plan, graphs)) | blocked(graphs, plan.peers, holders, on_disks, broken))
 
     def _naming_layers(self, error: PlacementError) -> PlacementError:
         """The same with the layers that find no room, as people know them."""
@@ -146,7 +147,7 @@ class TracedModel:
         if not found.move:
             return None, found.reason
         proposal = self.sliced(as_plan(found.planned, self.segments))
-        self._check(proposal, broken, {})
+        self._check(proposal, broken, {}, {})
         return proposal, found.reason
 
     def sliced(self, plan: Plan) -> Proposal:

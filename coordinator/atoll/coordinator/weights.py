@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run_files import disk_error
 from atoll.protocol.errors import RunFailed, TraceError
 from atoll.protocol.graph import BufferSpec, OpGraph, ParameterSpec
@@ -116,8 +117,7 @@ class WeightsFile:
         missing = sorted(self._layout.places.keys() - self._checksums.keys())
         if missing:
             self.abandon()
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise RunFailed(f"no peer sent {', '.join(missing[:3])}{more}, so {self.path} would not be complete")
+            raise RunFailed(f"no peer sent {listed(missing, 3)}, so {self.path} would not be complete")
         try:
             os.fsync(self._file)
             os.close(self._file)

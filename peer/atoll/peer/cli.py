@@ -36,6 +36,9 @@ Cache = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Keep what was measured here for the next run; by default the user's cache folder."),
 ]
+Snapshots = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Keep snapshots of the run's state here; by default in the --cache folder.")
+]
 MaxMemory = Annotated[str | None, typer.Option(help="Take no more memory than this in all, for example 8GiB.")]
 MaxUpload = Annotated[str | None, typer.Option(metavar="RATE", help="Send no faster than this in all, for example 20Mbps.")]
 MaxDownload = Annotated[str | None, typer.Option(metavar="RATE", help="Be sent no more than this, for example 100Mbps.")]
@@ -53,6 +56,7 @@ def join(
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
     advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
     cache: Cache = None,
+    snapshots: Snapshots = None,
     hand_over_seconds: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="When told to end, stay that long at most to hand layers over.")
     ] = 30.0,
@@ -84,6 +88,7 @@ def join(
         listen=None if listen is None else str(parse_address(listen, "--listen")),
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
         cache=cache or default_cache(),
+        snapshots=snapshots,
         max_upload=None if max_upload is None else rate_of_flag(max_upload, "--max-upload"),
         max_download=None if max_download is None else rate_of_flag(max_download, "--max-download"),
         chaos=FaultPoints.from_environment(os.environ),

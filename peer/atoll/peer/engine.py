@@ -53,7 +53,7 @@ class Engine:
         self.snapshots = Snapshots(settings, self._notify)
         background = (*pacers, self._links.courtesy)
         self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored)
-        self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download)
+        self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download, chaos=settings.chaos)
         self._pipeline = Pipeline(
             PipelineSurroundings(
                 device=profile.device,

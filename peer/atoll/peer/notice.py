@@ -6,17 +6,20 @@ Azure's with a list of events that is empty. Amazon's wants a token first. An an
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import logging
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit, urlunsplit
 
 from atoll.protocol.errors import JobError
 
 POLL_SECONDS = 2.0  # the shortest warning that providers give is 30 s
-ANSWER_SECONDS = 1.0  # they are near; and a peer that ends waits for an answer that long
+ANSWER_SECONDS = 1.0  # they are near; for each piece of an answer
+WHOLE_SECONDS = 2.0  # for all of it; a peer that ends waits for an answer that long
 MOST_BYTES = 64 * 1024
 TOKEN_PATH = "/latest/api/token"
 TOKEN_SECONDS = "300"
@@ -73,24 +76,51 @@ def _ask(url: str) -> tuple[int, str]:
     if status != 401:
         return status, body
     parts = urlsplit(url)
-    request = urllib.request.Request(
-        urlunsplit((parts.scheme, parts.netloc, TOKEN_PATH, "", "")),
-        method="PUT",
-        headers={"X-aws-ec2-metadata-token-ttl-seconds": TOKEN_SECONDS},
-    )
-    status, token = _open(request)
+    token_url = urlunsplit((parts.scheme, parts.netloc, TOKEN_PATH, "", ""))
+    status, token = _open("PUT", token_url, {"X-aws-ec2-metadata-token-ttl-seconds": TOKEN_SECONDS})
     return _get(url, {**HEADERS, "X-aws-ec2-metadata-token": token.strip()}) if status == 200 else (status, "")
 
 
 def _get(url: str, headers: dict[str, str]) -> tuple[int, str]:
-    return _open(urllib.request.Request(url, headers=headers))
+    return _open("GET", url, headers)
 
 
-def _open(request: urllib.request.Request) -> tuple[int, str]:
-    # The machine's own provider is asked, never through a proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _open(method: str, url: str, headers: dict[str, str]) -> tuple[int, str]:
+    """One request, of the machine's own provider, never through a proxy. An answer that trickles in is cut off: the time-out of
+    a socket begins anew with each byte."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
     try:
-        with opener.open(request, timeout=ANSWER_SECONDS) as answer:
-            return int(answer.status), answer.read(MOST_BYTES).decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        return error.code, ""
+        connection.connect()
+        with _ended_after(connection.sock, WHOLE_SECONDS):
+            connection.request(method, urlunsplit(("", "", parts.path or "/", parts.query, "")), headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(MOST_BYTES)
+        return answer.status, body.decode(errors="replace")
+    except http.client.HTTPException as error:
+        raise OSError(f"no answer in HTTP: {error!r}") from error
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def _ended_after(connected: socket.socket, seconds: float) -> Iterator[None]:
+    """Whoever reads from the socket meets its end when the time is over. Raises TimeoutError then."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+    if over.is_set():
+        raise TimeoutError(f"the answer was not there within {seconds:g} s")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from atoll.protocol.errors import AtollError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import PeerId
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_client import ProbeTarget, probe_link
@@ -22,20 +24,26 @@ async def answer_probe(
     coordinator: str,
     pacers: Sequence[Pacer] = (),
     max_download: float | None = None,
+    chaos: FaultPoints | None = None,
 ) -> session_pb2.Probed:
     """Measures the link to the peer that ``probe`` names, or to the coordinator at the address ``coordinator``."""
     target = ProbeTarget(name=PeerId(probe.peer or COORDINATOR), address=probe.address or coordinator)
+    limit_seconds = min(max(0.0, probe.limit_seconds), _MOST_SECONDS)
     try:
+        async with asyncio.timeout(limit_seconds):
+            await (chaos or FaultPoints()).passable(target.name)
         speed = await probe_link(
             target,
             own=own,
-            limit_seconds=min(max(0.0, probe.limit_seconds), _MOST_SECONDS),
+            limit_seconds=limit_seconds,
             latency_only=probe.latency_only,
             pacers=pacers,
             max_download=max_download,
         )
     except AtollError as error:
         return session_pb2.Probed(number=probe.number, failure=str(error))
+    except TimeoutError:
+        return session_pb2.Probed(number=probe.number, failure=f"{target.name} did not answer within {limit_seconds:g} s")
     return session_pb2.Probed(
         number=probe.number,
         round_trip_seconds=speed.round_trip_seconds,

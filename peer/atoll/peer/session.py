@@ -127,8 +127,8 @@ class Session:
                 stored = session_pb2.Stored(generation=event.generation, step=event.step)
                 return [Compute(HandedOut(generation=event.generation)), Tell(session_pb2.PeerMessage(stored=stored))]
             case UploadFailed():
-                fault = tell_fault(event.generation, event.step, event.fault)
-                return [Compute(HandedOut(generation=event.generation)), fault]
+                handed = Compute(HandedOut(generation=event.generation))
+                return [handed, tell_fault(event.generation, event.step, event.fault)]
             case ShellFault() if event.generation == self.generation:
                 return self._outside_fault(event.fault)
             case LinksReady() | StateFetched() | ShellFault():
@@ -346,8 +346,8 @@ class Session:
             case StateKept():
                 return []
             case Faulted() if notice.fatal:
-                told = tell_fault(notice.generation, notice.step, notice.fault)
-                return [told, *self._finish(ExitCode.FAILED, notice.fault.reason)]
+                finish = self._finish(ExitCode.FAILED, notice.fault.reason)
+                return [tell_fault(notice.generation, notice.step, notice.fault), *finish]
         if getattr(notice, "generation", None) != self.generation or self.state is SessionState.FAULTED:
             return []  # overtaken by a void or an assignment
         match notice:
@@ -384,9 +384,7 @@ class Session:
 
     def _outside_fault(self, fault: Fault) -> list[Instruction]:
         """Computing is not touched by it: a step that was reported can still be committed. Loading is over, though."""
-        if self.state is SessionState.LOADING:
-            return self._fault(fault)
-        return [tell_fault(self.generation, self.step, fault)]
+        return self._fault(fault) if self.state is SessionState.LOADING else [tell_fault(self.generation, self.step, fault)]
 
     def _out_of_turn(self, what: str) -> list[Instruction]:
         return self._broken(f"it {what} while this peer is {self.state} in generation {self.generation}, step {self.step}")

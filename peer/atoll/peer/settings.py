@@ -26,10 +26,11 @@ class PeerSettings:
 
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this process takes in all; None means all that is free. ``connect_seconds`` is how long the
-    coordinator may take to answer. What is measured is kept in the folder ``cache``; None keeps nothing. ``max_upload`` and
-    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it. One that is asked to leave
-    stays ``hand_over_seconds`` at most; ``notice_url`` is asked all the time whether this machine is about to be taken away.
-    ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone.
+    coordinator may take to answer. What is measured is kept in the folder ``cache``, snapshots in ``snapshots``, or there too
+    where that is None; both None keep nothing. ``max_upload`` and ``max_download``, in bytes a second, bound all that this peer
+    sends and what others send to it. One that is asked to leave stays ``hand_over_seconds`` at most; ``notice_url`` is asked
+    all the time whether this machine is about to be taken away. ``chaos`` is what a fault plan has this peer do, ``patience``
+    is for a coordinator that is gone.
     """
 
     coordinator: Address
@@ -42,6 +43,7 @@ class PeerSettings:
     advertise: str | None = None
     connect_seconds: float = CONNECT_SECONDS
     cache: Path | None = None
+    snapshots: Path | None = None
     max_upload: float | None = None
     max_download: float | None = None
     chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)

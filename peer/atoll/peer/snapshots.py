@@ -23,14 +23,14 @@ class Snapshots:
     """``notify`` may be called by any thread."""
 
     def __init__(self, settings: PeerSettings, notify: Callable[[SnapshotWritten], None]) -> None:
-        own, cache = PeerId(settings.name), settings.cache
+        own, where = PeerId(settings.name), settings.snapshots or settings.cache
         self.run_id = ""
         self._own = own
         self._notify = notify
         self._max_download = settings.max_download
         self._copying = Copying()
         self._removing: set[asyncio.Task[None]] = set()
-        self._folder = None if cache is None else SnapshotFolder(cache, self._damaged)
+        self._folder = None if where is None else SnapshotFolder(where, self._damaged)
         self.writer = None if self._folder is None else SnapshotWriter(self._folder, own, notify, settings.chaos)
 
     async def open(self) -> None:

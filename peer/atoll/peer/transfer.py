@@ -11,6 +11,7 @@ from torch import Tensor
 from atoll.compression.registry import decode_message, encode_message
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import LinkError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import MAX_ATTEMPTS, Arrived, CorruptSender, GaveUp, MessageStream
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
@@ -32,6 +33,7 @@ async def store_state(
     *,
     silence_seconds: float = TRANSFER_SILENCE_SECONDS,
     pacers: Sequence[Pacer] = (),
+    chaos: FaultPoints | None = None,
 ) -> int:
     """Sends tensors by name and returns their bytes when the coordinator has taken them all.
 
@@ -46,7 +48,14 @@ async def store_state(
     )
     outbox = Outbox(own=own, other=COORDINATOR, stream=stream, wrap=lambda frame: frame, pacers=pacers)
     outbox.put(frames_pb2.Frame(hello=hello))
-    pump = FramePump(other=COORDINATOR, duplex=call, outbox=outbox, silence_seconds=silence_seconds, on_event=_ignore_settled)
+    pump = FramePump(
+        other=COORDINATOR,
+        duplex=call,
+        outbox=outbox,
+        silence_seconds=silence_seconds,
+        on_event=_ignore_settled,
+        chaos=chaos,
+    )
     pumping = asyncio.create_task(pump.run())
     sending = asyncio.create_task(_send_all(outbox, key, iter(items)))
     try:
@@ -74,6 +83,7 @@ async def fetch_state(
     *,
     max_download: float | None = None,
     silence_seconds: float = TRANSFER_SILENCE_SECONDS,
+    chaos: FaultPoints | None = None,
 ) -> dict[str, Tensor]:
     """The tensors called ``names``, at ``max_download`` bytes a second at most. ``accept`` judges each header (one tensor)
     before it is allocated.
@@ -83,13 +93,16 @@ async def fetch_state(
     """
     found: dict[str, Tensor] = {}
     problem = ""
+    chaos = chaos or FaultPoints()
     for _ in range(MAX_ATTEMPTS):
         missing = [name for name in names if name not in found]
         if not missing:
             break
         limit = max_download or 0.0
         request = session_pb2.FetchStateRequest(peer=own, generation=generation, names=missing, max_bytes_per_second=limit)
-        problem = await _fetch(stub.FetchState(request), accept, generation, set(missing), found, silence_seconds) or problem
+        await chaos.passable(COORDINATOR)
+        call = stub.FetchState(request)
+        problem = await _fetch(call, accept, generation, set(missing), found, silence_seconds, chaos) or problem
     missing = [name for name in names if name not in found]
     if missing:
         raise LinkError(COORDINATOR, f"it did not send {', '.join(missing[:3])}: {problem or 'unknown'}", corrupt=bool(problem))
@@ -115,7 +128,13 @@ def _next_encoded(key: MessageKey, items: Iterator[tuple[str, Tensor]]) -> Encod
 
 
 async def _fetch(
-    call: FetchCall, accept: Accept, generation: Generation, wanted: set[str], found: dict[str, Tensor], silence_seconds: float
+    call: FetchCall,
+    accept: Accept,
+    generation: Generation,
+    wanted: set[str],
+    found: dict[str, Tensor],
+    silence_seconds: float,
+    chaos: FaultPoints,
 ) -> str:
     """Reads one answer to its end; what was wrong with it, or nothing."""
     refused: list[str] = []
@@ -131,6 +150,7 @@ async def _fetch(
     problem = ""
     try:
         while isinstance(frame := await asyncio.wait_for(call.read(), silence_seconds), frames_pb2.Frame):
+            await chaos.passable(COORDINATOR)
             for event in stream.handle(frame):
                 if isinstance(event, Arrived):
                     found.update(decode_message(event.message).tensors)

@@ -21,6 +21,7 @@ from atoll.protocol.job_errors import WrongValue, job_error, listed, show, sugge
 from atoll.protocol.job_fields import AutoOrBoolean, AutoOrPositive, Fraction, Positive, Section
 from atoll.protocol.job_model import ModelSection
 from atoll.protocol.job_text import apply_overrides, parse_job_text
+from atoll.protocol.quantities import parse_rate
 
 COLOURS = 3  # channels of the images that the built-in ResNet takes
 CODECS = ("auto", *LADDER, *OTHERS, ADAPTIVE)
@@ -186,6 +187,20 @@ class DurabilitySection(Section):
     """How many other peers keep a copy of what each has on its own disk."""
     store: Annotated[str | None, Field(min_length=1, examples=["backups", "s3://bucket/runs"])] = None
     """A folder or a URL where the coordinator puts snapshots, for when peers and their disks are gone; null for none."""
+    store_rate: Annotated[str | None, Field(examples=["200Mbps"])] = None
+    """The most that peers send for the store; null: as their owners and their steps allow for a folder, 134Mbps for a URL."""
+
+    @field_validator("store_rate")
+    @classmethod
+    def _is_a_rate(cls, text: str | None) -> str | None:
+        if text is not None and not parse_rate(text):
+            raise WrongValue("", f"{text!r} is no rate; write for example 200Mbps")
+        return text
+
+    @property
+    def store_bytes_per_second(self) -> float | None:
+        """The same as a number; None: nothing is said."""
+        return None if self.store_rate is None else parse_rate(self.store_rate)
 
 
 class PlanSection(Section):

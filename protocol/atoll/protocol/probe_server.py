@@ -10,6 +10,7 @@ import grpc.aio
 
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import WireError
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_exchange import receive_load, send_load
 from atoll.protocol.probing import DIRECTION_SECONDS, MAX_SECONDS
@@ -29,12 +30,19 @@ class ProbesServicer(probe_pb2_grpc.ProbesServicer):
     """``name`` is who answers. What is sent is paced by ``pacers``, what comes by ``max_download`` bytes a second."""
 
     def __init__(
-        self, name: str, *, most_at_once: int = 1, pacers: Sequence[Pacer] = (), max_download: float | None = None
+        self,
+        name: str,
+        *,
+        most_at_once: int = 1,
+        pacers: Sequence[Pacer] = (),
+        max_download: float | None = None,
+        chaos: FaultPoints | None = None,
     ) -> None:
         self._name = name
         self._most_at_once = most_at_once
         self._pacers = tuple(pacers)
         self._max_download = max_download
+        self._chaos = chaos or FaultPoints()
         self._serving = 0
 
     @property
@@ -56,6 +64,7 @@ class ProbesServicer(probe_pb2_grpc.ProbesServicer):
         try:
             # max(0.0, NaN) is 0, max(NaN, 0.0) is NaN
             async with asyncio.timeout(min(max(0.0, hello.limit_seconds), MAX_SECONDS)):
+                await self._chaos.passable(hello.name)
                 await self._serve(context)
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

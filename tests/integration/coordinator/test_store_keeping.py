@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.coordinator.offload import Offload
 from atoll.coordinator.store import Store, StoredState
+from atoll.coordinator.store_calls import StoreCalls
 from atoll.coordinator.store_keeping import StoreKeeping, Wanted
 from atoll.peer.lending import Lending
 from atoll.peer.snapshot_folder import SnapshotFolder
@@ -49,7 +49,8 @@ class Scene:
 
 @asynccontextmanager
 async def scene(folder: Path) -> AsyncIterator[Scene]:
-    store, offload = Store(str(folder / "store"), "durability.store"), Offload("test", num_threads=2)
+    store = Store(str(folder / "store"), "durability.store")
+    calls = StoreCalls(store.url, "durability.store")
     folders = {peer: SnapshotFolder(folder / peer) for peer in (ANN, BOB)}
     async with AsyncExitStack() as stack:
         addresses = {}
@@ -62,10 +63,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
             lending.run_id = RUN
             server, addresses[peer] = await start_server([lending.register], "127.0.0.1:0")
             stack.push_async_callback(server.stop, None)
-        try:
-            yield Scene(StoreKeeping(store, RUN, "job", offload, lambda: 1.0), store, folders, addresses)
-        finally:
-            await offload.close()
+        yield Scene(StoreKeeping(store, RUN, "job", calls, clock=lambda: 1.0), store, folders, addresses)
 
 
 async def test_a_snapshot_gets_into_the_store(tmp_path: Path) -> None:

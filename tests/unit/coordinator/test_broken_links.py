@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.coordinator.run.broken_links import BrokenLinks, BrokenLinkSettings, describe
+from atoll.coordinator.planning.avoidance import describe
+from atoll.coordinator.run.broken_links import BrokenLinks, BrokenLinkSettings
 from atoll.protocol.ids import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

@@ -13,7 +13,7 @@ from atoll.coordinator.cli.snapshots import as_line, lines
 from atoll.coordinator.events import VoidEvent
 from atoll.coordinator.run.instructions import NoteSnapshot, WriteCommit
 from atoll.coordinator.run.journal import JOURNAL, Journal
-from atoll.coordinator.run.replay import CommittedStep, compare, difference
+from atoll.coordinator.run.replay import CommittedStep, compare, difference, is_alarming
 from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.coordinator.run_files import ADDRESS, METRICS
 from atoll.coordinator.state_folder import StateFolder
@@ -178,3 +178,6 @@ def test_a_step_that_is_done_again_is_compared_with_what_was_committed(tmp_path:
     assert "has loss 0.30000000000000004" in difference(make_commit(1), committed)
     other = CommittedStep(loss=0.1 + 0.2, grad_norm=1.5, samples="xyz")
     assert "with other samples" in difference(make_commit(1), other)
+    assert is_alarming(make_commit(1), committed, lossless=True)
+    assert not is_alarming(make_commit(1), committed, lossless=False), "codecs that lose bits may well differ"
+    assert is_alarming(make_commit(1), other, lossless=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from atoll.coordinator.moves import donations
+from atoll.coordinator.moves import blocked, donations
+from atoll.coordinator.run.snapshots import THE_STORE
 from atoll.protocol.graph import ParameterSpec, StageGraph
 from atoll.protocol.ids import PeerId, StageIndex
 
@@ -39,3 +40,19 @@ def test_the_donors_share_the_work_evenly_and_each_stands_by_for_the_others() ->
 
 def test_what_nobody_has_is_nobody_s_to_give() -> None:
     assert donations([stage("x"), stage("y")], [A, D], {}, {}) == {A: (), D: ()}
+
+
+def test_a_disk_that_is_reached_comes_before_a_memory_that_is_not() -> None:
+    cut = frozenset({frozenset((A, B))})
+    assert donations([stage("x")], [A], {"x": (B,)}, {"x": (C,)}, cut) == {A: ((C, ("x",)), (B, ("x",)))}
+
+
+def test_a_plan_is_blocked_where_everybody_who_has_a_name_is_behind_a_broken_link() -> None:
+    cut = frozenset({frozenset((A, B)), frozenset((A, C))})
+    graphs, peers = [stage("x")], [A]
+    assert blocked(graphs, peers, {"x": (B,)}, {}, cut) == {frozenset((A, B))}
+    assert blocked(graphs, peers, {}, {"x": (C,)}, cut) == {frozenset((A, C))}, "a snapshot's holder is behind it, too"
+    assert blocked(graphs, peers, {"x": (B,)}, {"x": (C,)}, cut) == cut
+    assert blocked(graphs, peers, {"x": (B,)}, {"x": (D,)}, cut) == frozenset(), "another has it on its disk"
+    assert blocked(graphs, peers, {"x": (B,)}, {"x": (A,)}, cut) == frozenset(), "it has it on its own"
+    assert blocked(graphs, peers, {"x": (B,)}, {"x": (THE_STORE,)}, cut) == frozenset(), "the coordinator gives it"

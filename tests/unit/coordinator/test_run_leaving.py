@@ -13,9 +13,11 @@ from atoll.coordinator.run.events import (
     PeerReady,
     PlanMade,
     ReplanAsked,
+    SnapshotCopied,
+    SnapshotTaken,
     StageReported,
 )
-from atoll.coordinator.run.instructions import Assign, ConsiderMove, LetGo, MakePlan, RefuseHandOver
+from atoll.coordinator.run.instructions import Assign, ConsiderMove, CopySnapshot, LetGo, MakePlan, RefuseHandOver
 from atoll.coordinator.run.leaving import GRACE_SECONDS
 from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.schedule import LearningRateSchedule
@@ -183,3 +185,54 @@ def test_the_last_two_that_leave_together_are_both_told() -> None:
     leave(swarm, B)
     judge(swarm)
     assert set(asked(swarm, RefuseHandOver)[-1].peers) == {A, B}
+
+
+def with_snapshots(*names: str) -> SimulatedSwarm:
+    """Two stages and spares, a snapshot after every second step of which only its owners have their parts."""
+    settings = RunSettings(
+        steps=20, schedule=LearningRateSchedule(highest=0.1, steps=20), min_peers=2, snapshot_every=2, copies=0
+    )
+    swarm = SimulatedSwarm(settings)
+    swarm.start(*names)
+    commit(swarm, 2)
+    swarm.answer_all(lambda event: isinstance(event, SnapshotTaken))
+    assert swarm.machine.context.snapshots.newest_complete() is not None
+    return swarm
+
+
+def test_what_only_a_leaver_has_of_a_snapshot_is_copied_before_it_goes() -> None:
+    swarm = with_snapshots("a", "b")
+    swarm.give(PeerJoined(offer=make_offer("c")))
+    leave(swarm, B)
+    (asked_for,) = asked(swarm, CopySnapshot)
+    assert asked_for.copy.source == B
+    assert asked_for.copy.target in (A, C)
+    judge(swarm)
+    commit(swarm, 2)
+    assert B not in swarm.machine.context.plan.peers  # type: ignore[union-attr]
+    assert not asked(swarm, LetGo), "somebody fetches from its disk"
+    snapshots = swarm.machine.context.snapshots
+    moment = snapshots.newest_complete()
+    assert moment is not None
+    swarm.answer_all(lambda event: isinstance(event, SnapshotCopied))
+    assert [item.peer for item in asked(swarm, LetGo)] == [B]
+    assert snapshots.is_complete(moment), "it can still be gone back to"
+
+
+def test_a_copy_that_fails_holds_no_leaver() -> None:
+    swarm = with_snapshots("a", "b")
+    swarm.give(PeerJoined(offer=make_offer("c")))
+    swarm.full = {A, C}
+    leave(swarm, B)
+    judge(swarm)
+    commit(swarm, 2)
+    swarm.answer_all(lambda event: isinstance(event, SnapshotCopied))
+    assert [item.peer for item in asked(swarm, LetGo)] == [B]
+
+
+def test_a_copy_with_somebody_who_leaves_is_none() -> None:
+    swarm = training("a", "b")
+    swarm.give(PeerJoined(offer=make_offer("c")))
+    leave(swarm, C)
+    assert not swarm.machine.snapshotting._counts(C)
+    assert swarm.machine.snapshotting._counts(A)

@@ -15,11 +15,13 @@ from atoll.coordinator.run.events import (
     PeerGone,
     PeerJoined,
     PeerStored,
+    PlanMade,
     StageReported,
     StopAsked,
     StorePurpose,
 )
-from atoll.coordinator.run.instructions import AskStore, Assign, SendCommit, StartStep, WriteCommit
+from atoll.coordinator.run.instructions import AskStore, Assign, ReleaseState, SendCommit, StartStep, WriteCommit
+from atoll.coordinator.run.resuming import Held
 from atoll.coordinator.run.rollback import PatienceSettings
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.snapshots import HeldPart, Moment, Part
@@ -138,8 +140,9 @@ def test_parts_of_two_lines_of_the_same_step_are_never_put_together() -> None:
     lose(swarm, B)
     train_to(swarm, 0)
     swarm.answer_all(lambda event: not isinstance(event, StageReported) or event.step <= 3)
-    assert swarm.machine.context.moment == Moment(step=StepNumber(3), line=1)
-    take(swarm, 3, (C, PARAMETERS[1:]), line=1)
+    moment = swarm.machine.context.moment
+    assert (moment.step, moment.line > 0) == (3, True)
+    take(swarm, 3, (C, PARAMETERS[1:]), line=moment.line)
     assert swarm.machine.context.snapshots.newest_complete() is None
     lose(swarm, C)
     assert swarm.machine.context.committed == 0
@@ -245,3 +248,58 @@ def test_nothing_is_written_for_a_step_that_is_done_again() -> None:
     lose(swarm, B)
     swarm.answer_all(lambda event: not isinstance(event, StageReported) or event.step <= 3)
     assert len(done(swarm, WriteCommit)) == before
+
+
+def away(swarm: SimulatedSwarm, peer: PeerId, *, reported: int = 0) -> Held:
+    """What the peer would say that it still has."""
+    context = swarm.machine.context
+    names = context.holdings.names_of(peer)
+    step = context.committed - (1 if reported else 0)
+    return Held(step=StepNumber(step), generation=context.generation, reported_step=StepNumber(reported), names=names)
+
+
+def test_a_peer_that_is_back_before_others_were_told_to_drop_what_they_hold_spares_the_way_back() -> None:
+    swarm = training("a", "b", "c", until=4)
+    held = away(swarm, B)
+    lose(swarm, B)
+    swarm.pass_time(2.0)
+    assert swarm.machine.context.committed == 0, "the run has gone back"
+    assert state(swarm) is RunState.PLANNING
+    swarm.give(PeerJoined(offer=make_offer("b"), held=held))
+    swarm.live[B] = 4
+    assert swarm.machine.context.committed == 4
+    swarm.answers.clear()  # the plan that was being made is of no use
+    swarm.pass_time(2.0)
+    swarm.answer_all(lambda event: isinstance(event, PlanMade))
+    (assign,) = done(swarm, Assign)[-1:]
+    assert assign.committed == 4
+    assert not assign.stale
+    train_to(swarm, 6)
+    assert not told(swarm, RestoredEvent)
+    assert [commit.step for commit in swarm.commits] == [1, 2, 3, 4, 5, 6]
+    assert not swarm.replays
+
+
+def test_a_peer_that_is_back_later_drops_what_it_holds() -> None:
+    swarm = training("a", "b", "c", until=4)
+    held = away(swarm, B)
+    lose(swarm, B)
+    swarm.pass_time(2.0)
+    swarm.answer_all(lambda event: isinstance(event, PlanMade))
+    assert state(swarm) is RunState.LOADING
+    swarm.give(PeerJoined(offer=make_offer("b"), held=held))
+    assert swarm.machine.context.committed == 0
+    assert [item.peers for item in done(swarm, ReleaseState)][-1] == (B,)
+
+
+def test_a_peer_that_is_back_while_another_is_still_away_changes_nothing_yet() -> None:
+    swarm = training("a", "b", "c", until=4)
+    of_a, of_b = away(swarm, A), away(swarm, B)
+    lose(swarm, A)
+    lose(swarm, B)
+    swarm.pass_time(2.0)
+    assert state(swarm) is RunState.PLANNING
+    swarm.give(PeerJoined(offer=make_offer("b"), held=of_b))
+    assert swarm.machine.context.committed == 0
+    swarm.give(PeerJoined(offer=make_offer("a"), held=of_a))
+    assert swarm.machine.context.committed == 4

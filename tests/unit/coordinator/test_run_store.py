@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from atoll.coordinator.events import FailedEvent, RestoredEvent
+from atoll.coordinator.events import FailedEvent, RestoredEvent, SnapshotEvent
 from atoll.coordinator.moves import without_store
-from atoll.coordinator.run.events import PeerGone, PeerJoined, SnapshotTaken, StoreHolds
+from atoll.coordinator.run.events import PeerGone, PeerJoined, SnapshotTaken, StopAsked, StoreHolds
 from atoll.coordinator.run.instructions import Assign, FillStore
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.snapshots import THE_STORE, HeldPart, Moment, Part, Snapshots
-from atoll.coordinator.run.states import RunSettings
+from atoll.coordinator.run.states import RunSettings, RunState
 from atoll.protocol.ids import PeerId, StepNumber
 from support.simulated_peers import PARAMETERS, SimulatedSwarm, make_offer
 
@@ -142,3 +142,48 @@ def test_a_run_does_not_go_back_behind_where_it_was_resumed() -> None:
     swarm.pass_time(600.0)
     (failed,) = [event for event in swarm.told if isinstance(event, FailedEvent)]
     assert "step 7, at which the run began" in failed.reason
+
+
+def finish_training(swarm: SimulatedSwarm, steps: int) -> None:
+    train_to(swarm, steps)
+    swarm.answer_all()
+
+
+def state(swarm: SimulatedSwarm) -> RunState:
+    return swarm.machine.context.state
+
+
+def test_a_run_that_is_done_ends_once_its_last_step_is_in_the_store() -> None:
+    swarm = make_swarm(steps=3)
+    swarm.start("a", "b")
+    finish_training(swarm, 3)
+    assert state(swarm) is RunState.FINISHING
+    assert "its last snapshot to be in the store" in str(swarm.machine.waiting())
+    assert fills(swarm) == [2], "the one before is still under way"
+    swarm.give(StoreHolds(parts=(held(2, changing(swarm)),)))
+    assert fills(swarm) == [2, 3]
+    assert state(swarm) is RunState.FINISHING
+    swarm.give(StoreHolds(parts=(held(2, changing(swarm)), held(3, changing(swarm)))))
+    assert state(swarm) is RunState.FINISHED
+
+
+def test_a_store_that_takes_nothing_holds_no_run_up_for_ever() -> None:
+    swarm = make_swarm(steps=3)
+    swarm.start("a", "b")
+    finish_training(swarm, 3)
+    swarm.give(StoreHolds(parts=()))
+    swarm.pass_time(swarm.machine.context.settings.deadlines.keeping_seconds + 1.0)
+    assert state(swarm) is RunState.FINISHED
+    (told,) = [event for event in swarm.told if isinstance(event, SnapshotEvent) and event.failure]
+    assert (told.step, "after the weights were written" in told.failure) == (3, True)
+
+
+def test_peers_that_go_while_the_last_snapshot_is_stored_change_nothing() -> None:
+    swarm = make_swarm(steps=3)
+    swarm.start("a", "b")
+    finish_training(swarm, 3)
+    swarm.give(PeerGone(peer=A, reason="its connection ended"))
+    swarm.forget(A)
+    assert state(swarm) is RunState.FINISHING
+    swarm.give(StopAsked(reason="interrupted", keep_weights=True))
+    assert state(swarm) is RunState.FINISHED, "the weights are written"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.coordinator.run.rollback import GoOn, GoTo, PatienceSettings, Situation, Wait, decide, patience_seconds
-from atoll.coordinator.run.snapshots import FIRST_VALUES, HeldPart, Moment, Part, Snapshots
+from atoll.coordinator.run.snapshots import FIRST_VALUES, THE_STORE, HeldPart, Moment, Part, Snapshots
 from atoll.protocol.ids import PeerId, StepNumber
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -167,3 +167,29 @@ def test_without_a_snapshot_it_is_the_first_values() -> None:
     empty = Snapshots()
     empty.essential = NAMES
     assert decide(situation(4, covered=False, hoped=0), empty, PatienceSettings(), 100.0) == GoTo(moment=FIRST_VALUES)
+
+
+def test_what_may_have_been_overwritten_without_a_word_does_not_count_after_a_restart() -> None:
+    earlier = registry()
+    snapshots = Snapshots()
+    snapshots.essential = NAMES
+    snapshots.remember([at(4), at(4, line=7)], earlier.parts())
+    snapshots.joined(A, (held(4, "x"),))
+    snapshots.joined(B, (held(4, "y"),))
+    assert snapshots.newest_complete() is None
+
+
+def test_a_disk_that_nobody_knows_does_not_count_for_a_step_that_was_done_again() -> None:
+    snapshots = Snapshots()
+    snapshots.essential = NAMES
+    snapshots.redone_until = StepNumber(8)
+    snapshots.ordered(at(8, line=5))
+    snapshots.ordered(at(9, line=5))
+    snapshots.joined(C, (held(9, "x", "y"),))
+    assert snapshots.newest_complete() == at(9, line=5), "that step was done once"
+    snapshots.joined(C, ())
+    snapshots.joined(A, (held(8, "x", "y"),))
+    assert snapshots.newest_complete() is None
+    snapshots.stored = at(8, line=5)
+    snapshots.joined(THE_STORE, (held(8, "x", "y"),))
+    assert snapshots.newest_complete() == at(8, line=5), "what is in the store was put there"

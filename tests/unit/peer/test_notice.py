@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from atoll.peer import notice
 from atoll.peer.notice import is_notice, notice_url_of_flag, watch_for_notice
 from atoll.protocol.errors import JobError
 from support.waiting import assert_eventually
@@ -89,3 +91,31 @@ async def test_a_url_that_nobody_answers_is_told_once_and_asked_on(caplog: pytes
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len([record for record in caplog.records if "cannot be asked for notices" in record.message]) == 1
+
+
+async def test_an_answer_that_trickles_in_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(notice, "WHOLE_SECONDS", 0.2)
+
+    served = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 X\r\nContent-Length: 100000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while not writer.is_closing():  # each byte is there long before the time-out of the socket
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        served.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/notice"
+        task = asyncio.create_task(watch_for_notice(url, lambda reason: None, poll_seconds=30.0))
+        await assert_eventually(lambda: "was not there within 0.2 s" in caplog.text, within_seconds=20.0)
+        await asyncio.wait_for(served.wait(), 20.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

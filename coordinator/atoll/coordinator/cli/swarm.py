@@ -235,8 +235,8 @@ class Swarm:
     async def _start_peer(self, peer: LocalPeer) -> Child:
         words = [sys.executable, "-m", "atoll.peer", "join", self._listen, *peer.words]
         cache = self._settings.state / CACHE
-        # What goes wrong with one peer's disk is to be no concern of another's.
-        words += ["--cache", str(cache if self._chaos is None else cache / peer.name)]
+        # The machine is the same for all of them, their disks are not: a copy of a snapshot is to be one.
+        words += ["--cache", str(cache), "--snapshots", str(cache / peer.name)]
         log = self._settings.state / LOGS / f"{peer.name}.log"
         variables = self._chaos.variables(peer.name) if self._chaos is not None else None
         return self._started(peer.name, await Child.start(peer.name, words, log=log, variables=variables))

@@ -34,11 +34,15 @@ def refuse_needed(needed: Set[frozenset[PeerId]]) -> None:
     """Raises PlacementError, with what to do, when a plan needs the links of these pairs, which are broken."""
     if needed:
         links, are = ("links", "are") if len(needed) > 1 else ("link", "is")
-        names = " and ".join(sorted(" - ".join(sorted(pair)) for pair in needed))
         raise PlacementError(
-            f"no plan does without the {links} {names}, which {are} broken: "
+            f"no plan does without the {links} {describe(needed)}, which {are} broken: "
             "mend the network between these peers, or let another peer join"
         )
+
+
+def describe(pairs: Iterable[frozenset[PeerId]]) -> str:
+    """``a - b and c - d``, for sentences."""
+    return " and ".join(sorted(" - ".join(sorted(pair)) for pair in pairs))
 
 
 def neighbours(plan: Plan, graphs: Sequence[StageGraph]) -> frozenset[frozenset[PeerId]]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.coordinator.run.context import RunContext
+from atoll.coordinator.run.cycle import StepCycle
 from atoll.coordinator.run.events import PeerGone, PeerJoined, PeerLeaving
 from atoll.coordinator.run.instructions import ExpelPeer
 from atoll.coordinator.run.leaving import Leaving
 from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.pausing import Pausing
 from atoll.coordinator.run.recovery import Recovery
+from atoll.coordinator.run.resuming import Held
 from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunState
@@ -28,6 +30,7 @@ class Attendance:
         self,
         context: RunContext,
         *,
+        cycle: StepCycle,
         recovery: Recovery,
         snapshotting: Snapshotting,
         leaving: Leaving,
@@ -38,6 +41,7 @@ class Attendance:
         fall_back: Callable[[str], None],
     ) -> None:
         self._context = context
+        self._cycle = cycle
         self._recovery = recovery
         self._snapshotting = snapshotting
         self._leaving = leaving
@@ -57,10 +61,18 @@ class Attendance:
         self._snapshotting.joined(event)
         self.since = context.now
         if event.held is not None:
-            self._recovery.take_back(event.offer.name, event.held)
+            self._take_back(event.offer.name, event.held)
         self._pausing.joined()
         if context.state is RunState.WAITING:
             context.wait_at_most(context.settings.deadlines.waiting_seconds)
+
+    def _take_back(self, peer: PeerId, held: Held) -> None:
+        self._recovery.take_back(peer, held)
+        left = self._context.left_behind
+        if left is not None and left.covers(self._context.holdings.essential):
+            self._recovery.returned()
+            self._cycle.returned()
+            self._fall_back(f"{peer} is back with what was missing of step {left.moment.step}")
 
     def gone(self, event: PeerGone) -> None:
         """A peer is here no more."""
@@ -73,7 +85,9 @@ class Attendance:
         how = f"{who} left ({reason})" if event.left else f"{who} was lost ({reason})"
         context.announce(*context.roster.remove(peer, reason, left=event.left))
         self.forget(peer, lost_stage=planned and not event.left)
-        if context.phase is Phase.STORING:
+        if context.phase is Phase.KEEPING:
+            matters = False  # the weights are written; of the last snapshot others may have a copy
+        elif context.phase is Phase.STORING:
             matters = planned and self._storing.needs(peer)
         else:
             # Where a donor is lost whose names others have too, its borrowers ask these.
@@ -90,6 +104,8 @@ class Attendance:
         context.snapshots.gone(peer)
         self._snapshotting.gone(peer, lost_stage=lost_stage)
         context.stale.discard(peer)
+        if context.left_behind is not None:
+            context.left_behind.forget(peer)
         self._troubles.forget(peer)
 
     def left(self, peer: PeerId, reason: str) -> None:

@@ -86,8 +86,3 @@ class BrokenLinks:
     def forget(self, peer: PeerId) -> None:
         """The peer is gone: whoever comes under its name has links of its own."""
         self._records = {pair: record for pair, record in self._records.items() if peer not in pair}
-
-
-def describe(pairs: Iterable[Pair]) -> str:
-    """``a - b and c - d``, for sentences."""
-    return " and ".join(sorted(" - ".join(sorted(pair)) for pair in pairs))

@@ -9,6 +9,7 @@ from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.broken_links import BrokenLinks
 from atoll.coordinator.run.holdings import Holdings
 from atoll.coordinator.run.instructions import Announce, EndRun, Instruction, ReleaseState
+from atoll.coordinator.run.left_behind import LeftBehind
 from atoll.coordinator.run.resuming import Committed, Returning
 from atoll.coordinator.run.roster import Roster
 from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment, Snapshots
@@ -42,6 +43,7 @@ class RunContext:
         self._last_line = 0
         self._line_since = Generation(0)
         self._went_back = False
+        self.left_behind: LeftBehind | None = None
         self.plan: Plan | None = None
         self.last_plan: Plan | None = None
         self.names: tuple[frozenset[str], ...] = ()
@@ -98,11 +100,25 @@ class RunContext:
 
     def go_to(self, moment: Moment) -> None:
         """The run stands at another moment from now on, of which state is on disks at most."""
+        if self.left_behind is None:
+            held = {peer: self.holdings.names_of(peer) for peer in self.holdings.peers}
+            self.left_behind = LeftBehind(moment=self.moment, line_since=self._line_since, went_back=self._went_back, held=held)
+        self.snapshots.redone_until = max(self.snapshots.redone_until, self.journal_step)
         self.stale.update(self.holdings.peers)
         self.holdings.clear(learned=moment.step > 0)
         self.moment = moment
         self._went_back = True
         self._line_since = self.generation
+
+    def return_to_left(self) -> None:
+        """The run stands again where it had gone back from: what was missing is here."""
+        left, self.left_behind = self.left_behind, None
+        assert left is not None
+        self.moment, self._line_since, self._went_back = left.moment, left.line_since, left.went_back
+        self.holdings.clear(learned=True)
+        for peer, names in left.held.items():
+            self.holdings.add(peer, names)
+        self.stale.difference_update(left.held)
 
     def is_of_this_line(self, generation: Generation) -> bool:
         """Whether what a peer has in memory, which last heard of ``generation``, was made since the run last went back."""
@@ -114,12 +130,16 @@ class RunContext:
         on_disks = self.snapshots.holders(self.moment) if missing else {}
         return tuple(name for name in missing if name not in on_disks)
 
+    def on_disks(self) -> dict[str, tuple[PeerId, ...]]:
+        """For each name who has its state on a disk, as of where the run stands."""
+        return self.snapshots.holders(self.moment) if self.committed else {}
+
     def stand_at(self, step: StepNumber) -> tuple[ReleaseState, ...]:
         """A step was committed: every stage's state is of it. Returns what to tell those whose state is of no use any more."""
         assert self.plan is not None
         if self._went_back:
             self._went_back = False
-            self._last_line += 1
+            self._last_line = int(self.generation)  # unique, over restarts of the coordinator too
         self.moment = Moment(step=step, line=self._last_line)
         self.journal_step = max(self.journal_step, step)
         self.stale.clear()

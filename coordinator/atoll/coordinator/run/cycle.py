@@ -49,6 +49,7 @@ class StepCycle:
         self.num_tokens = 0
         self.void_reason = ""
         self.owed_evaluation = False
+        self._owed_before = False
         self._evaluation: EvaluationEvent | None = None
         self._last_evaluation = StepNumber(0)
 
@@ -127,9 +128,18 @@ class StepCycle:
 
     def went_back(self) -> None:
         """The next step is not the one after the last that was done; an evaluation that is owed is due when that comes."""
+        self._owed_before |= self.owed_evaluation
         self.owed_evaluation = False
         self._evaluation = None
         self.voids_in_a_row = 0
+
+    def returned(self) -> None:
+        """The run did not have to go back after all."""
+        self.owed_evaluation, self._owed_before = self._owed_before, False
+
+    def loads(self) -> None:
+        """What the run stands at now is what it goes on from."""
+        self._owed_before = False
 
     def voided(self, event: PeerVoided) -> None:
         context = self._context

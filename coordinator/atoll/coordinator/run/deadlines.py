@@ -16,7 +16,7 @@ class Deadlines:
     may come the next day; ``settle`` how long nobody must have joined before a plan is made, so that peers that come together
     are placed together; ``returning`` how long a restarted coordinator waits for the peers of its last plan, which look for it
     every few seconds; ``stored`` how long a peer may be silent while it sends its state, ``snapshot`` how long nothing may
-    come of one."""
+    come of one, ``keeping`` how long a run that is over waits for its last snapshot to be in the store."""
 
     waiting_seconds: float = 24 * 3600.0
     settle_seconds: float = 1.0
@@ -28,6 +28,7 @@ class Deadlines:
     voiding_seconds: float = 60.0
     stored_seconds: float = 120.0
     snapshot_seconds: float = 600.0
+    keeping_seconds: float = 1800.0
 
 
 class StepTimer:
@@ -47,5 +48,5 @@ class StepTimer:
 
     def limit(self, predicted_seconds: float) -> float:
         """Seconds that a step may take."""
-        usual = statistics.median(self._seconds) if self._seconds else predicted_seconds
-        return min(max(self._deadlines.step_seconds, STEP_FACTOR * usual), self._deadlines.longest_step_seconds)
+        longest = STEP_FACTOR * (self.usual if self._seconds else predicted_seconds)
+        return min(max(self._deadlines.step_seconds, longest), self._deadlines.longest_step_seconds)

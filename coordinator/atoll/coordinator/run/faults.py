@@ -38,6 +38,8 @@ class Faults:
     def reported(self, event: FaultReported) -> None:
         """A peer of the plan has said that something went wrong."""
         context = self._context
+        if context.phase is Phase.KEEPING:
+            return  # nothing is computed any more
         if context.plan is None or event.generation != context.generation or event.peer not in context.plan.peers:
             return
         blamed = event.accused or event.peer

@@ -21,7 +21,8 @@ from atoll.protocol.ids import Generation, PeerId, StepNumber
 class MakePlan:
     """Place the stages on these peers; answered by PlanMade or PlanRefused. May be done in the background. The peers of a pair
     in ``broken`` must not be neighbours, unless, where ``probed`` says so, a probe finds the link in order; then LinksShown
-    comes first. Nor must one of such a pair need state from the other: ``holders`` have it, in the stages of ``previous``."""
+    comes first. Nor must one of such a pair need state from the other: ``holders`` have it, in the stages of ``previous``,
+    and those of ``on_disks`` in snapshots."""
 
     generation: Generation
     peers: tuple[PeerOffer, ...]
@@ -29,6 +30,7 @@ class MakePlan:
     probed: bool = False
     previous: Plan | None = None
     holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
+    on_disks: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
     steps_left: int = 1
 
 

@@ -2,9 +2,9 @@
 machine; pure.
 
 Who leaves is planned with no more, from the moment it says so. While it holds a stage, training goes on with it; ``moving``
-looks for a plan without it, which is taken at the end of a step; it lends what it holds until others have it, and is let go
-then. Where nobody can take its layers it is told so at once and stays for its time, for somebody may still join. When its time
-is over it goes as if it were lost."""
+looks for a plan without it, which is taken at the end of a step; it lends what it holds until others have it, on their disks
+too where it is of a snapshot (``rescue``), and is let go then. Where nobody can take its layers it is told so at once and stays
+for its time, for somebody may still join. When its time is over it goes as if it were lost."""
 
 from __future__ import annotations
 
@@ -29,12 +29,20 @@ class _Departure:
 
 
 class Leaving:
-    """``forget`` is called for a peer that is let go, ``gone`` for one whose time is over, with the reason."""
+    """``forget`` is called for a peer that is let go, ``gone`` for one whose time is over, with the reason; ``is_asked`` says
+    whether others fetch what a peer has on its disk."""
 
-    def __init__(self, context: RunContext, forget: Callable[[PeerId], None], gone: Callable[[PeerId, str], None]) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        forget: Callable[[PeerId], None],
+        gone: Callable[[PeerId, str], None],
+        is_asked: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self._context = context
         self._forget = forget
         self._gone = gone
+        self._is_asked = is_asked
         self._departures: dict[PeerId, _Departure] = {}
 
     def announced(self, event: PeerLeaving) -> None:
@@ -74,7 +82,7 @@ class Leaving:
             return True
         if context.state is RunState.LOADING and context.holdings.names_of(peer):
             return True  # somebody may be about to fetch from it
-        return bool(context.holdings.uncovered(without=peer))
+        return bool(context.holdings.uncovered(without=peer)) or self._is_asked(peer)
 
     def _let_go(self, peer: PeerId, departure: _Departure) -> None:
         context = self._context

@@ -48,6 +48,8 @@ class Loading:
         context.enter(RunState.LOADING, context.settings.deadlines.loading_seconds)
         context.pending = set(plan.peers)
         self._cycle.new_generation()
+        self._cycle.loads()
+        context.left_behind = None  # who held that is told to drop it
         self._moving.planned(planned_with)
         self._recovery.planned()
         context.emit(
@@ -56,7 +58,7 @@ class Loading:
                 plan=plan,
                 committed=context.committed,
                 holders=context.holdings.holders(),
-                on_disks=context.snapshots.holders(context.moment) if context.committed else {},
+                on_disks=context.on_disks(),
                 stale=tuple(sorted(context.stale.difference(plan.peers))),
                 broken=context.links.broken(context.now),
             )

@@ -75,12 +75,15 @@ class RunMachine:
         self.snapshotting = Snapshotting(self.context)
         self.cycle = StepCycle(self.context, self.recovery, self.snapshotting, self._proceed)
         self.leaving = Leaving(
-            self.context, lambda peer: self.attendance.forget(peer), lambda peer, why: self.attendance.left(peer, why)
+            self.context,
+            lambda peer: self.attendance.forget(peer),
+            lambda peer, why: self.attendance.left(peer, why),
+            self.snapshotting.is_asked,
         )
         self.moving = Moving(self.context, self.leaving.nobody_takes_over)
         self.pausing = Pausing(self.context)
         self.troubles = Troubles(self.context, self.cycle, self._leave_plan)
-        self.storing = Storing(self.context, self.cycle, self._proceed)
+        self.storing = Storing(self.context, self.cycle, self._proceed, lambda: self.snapshotting.is_for_store)
         self.loading = Loading(
             self.context,
             self.cycle,
@@ -93,6 +96,7 @@ class RunMachine:
         self.faults = Faults(self.context, self.cycle, self.troubles, self.loading, self._fall_back)
         self.attendance = Attendance(
             self.context,
+            cycle=self.cycle,
             recovery=self.recovery,
             snapshotting=self.snapshotting,
             leaving=self.leaving,
@@ -128,9 +132,11 @@ class RunMachine:
         self._dispatch(event)
         if context.state is RunState.WAITING:
             self._consider_planning()
-        if now >= context.deadline:
+        self.storing.settle()
+        if now >= context.deadline and not context.state.final:
             self._deadline_passed()
         if not context.state.final:
+            self.snapshotting.hand_over()
             self.leaving.settle()
             self.troubles.settle()
         return context.take_instructions()
@@ -272,6 +278,7 @@ class RunMachine:
                 probed=self.pausing.paused,
                 previous=context.last_plan,
                 holders=context.holdings.holders(),
+                on_disks=context.on_disks(),
                 steps_left=context.settings.steps - context.committed,
             )
         )

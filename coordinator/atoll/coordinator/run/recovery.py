@@ -54,11 +54,13 @@ class Recovery:
         """A peer is here again, with state in memory: it is of use, becomes so with a commit that it missed, or is dropped."""
         context = self._context
         use = use_of(held, context.committed, context.last) if context.is_of_this_line(held.generation) else Use.NONE
-        if use is Use.NONE:
+        left = context.left_behind
+        before = left.use_of(held, context.last) if left is not None else Use.NONE
+        if use is Use.NONE and before is Use.NONE:
             context.emit(ReleaseState(generation=held.generation, peers=(peer,)))
             return
-        if use is Use.COMMIT:
-            last = context.last
+        last = context.last
+        if Use.COMMIT in (use, before):
             assert last is not None
             context.emit(
                 SendCommit(
@@ -69,7 +71,16 @@ class Recovery:
                     learning_rate=last.learning_rate,
                 )
             )
-        context.holdings.add(peer, held.names)
+        if use is not Use.NONE:
+            context.holdings.add(peer, held.names)
+        elif left is not None:
+            left.add(peer, held.names)
+            context.stale.add(peer)
+
+    def returned(self) -> None:
+        """The run stands where it did before it went back, for what was missing is here again."""
+        self._context.return_to_left()
+        self._left = None
 
     def interrupted(self, reason: str) -> None:
         """The plan is left because of ``reason``."""

@@ -23,6 +23,11 @@ def compare(again: WriteCommit, journaled: CommittedStep) -> ReplayedEvent:
     return ReplayedEvent(step=again.step, loss=again.loss, seconds=again.seconds, equal=found == journaled)
 
 
+def is_alarming(again: WriteCommit, journaled: CommittedStep, *, lossless: bool) -> bool:
+    """Whether a step that is not equal should not have become so: with other samples, or though its links lost nothing."""
+    return lossless or again.samples != journaled.samples
+
+
 def difference(again: WriteCommit, journaled: CommittedStep) -> str:
     """What is not the same, in a sentence; only for steps that are not equal."""
     if again.samples != journaled.samples:

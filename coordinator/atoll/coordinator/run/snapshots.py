@@ -5,7 +5,9 @@ held, and copies of what others hold. A snapshot is *complete* when the peers th
 and *safe* when each of these is on the disks of as many peers as the job asks for.
 
 A run that goes back to a snapshot and does steps again may, with codecs that lose bits, arrive at slightly other numbers; parts
-of the two must never be put together. So a step is told apart by its *line*, a number that changes when the run goes back.
+of the two must never be put together. So a step is told apart by its *line*, a number that changes when the run goes back. A
+disk does not know lines: a peer that takes a snapshot of a step overwrites what it had of that step, and what a disk has counts
+for no line that is not certain.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class HeldPart:
 
 class Snapshots:
     """``essential`` are the names that training changes, ``copies`` how many peers beside the first are to have each. Parts of
-    peers that are away are remembered: they come back with the peer. ``stored`` is what a store is being filled with."""
+    peers that are away are remembered: they come back with the peer. ``stored`` is what a store is being filled with. Steps up
+    to ``redone_until`` have been done on several lines, or may have been."""
 
     def __init__(self, copies: int = 0) -> None:
         self.essential: frozenset[str] = frozenset()
@@ -58,6 +61,7 @@ class Snapshots:
         self._parts: dict[PeerId, dict[StepNumber, Part]] = {}
         self._here: set[PeerId] = set()
         self.stored: Moment | None = None
+        self.redone_until = StepNumber(0)
 
     # What happens
 
@@ -79,7 +83,8 @@ class Snapshots:
         because the step was done only once."""
         self._here.add(peer)
         known = self._parts.pop(peer, {})
-        found = {item.step: part for item in held if (part := self._recognised(item, known.get(item.step))) is not None}
+        sure = peer == THE_STORE
+        found = {item.step: part for item in held if (part := self._recognised(item, known.get(item.step), sure)) is not None}
         if found:
             self._parts[peer] = found
 
@@ -106,8 +111,12 @@ class Snapshots:
         """What an earlier coordinator of this run has written down; whoever has a part is away until it joins."""
         for moment in moments:
             self.ordered(moment)
+            if moment.line != FIRST_VALUES.line:
+                self.redone_until = max(self.redone_until, moment.step)
         for peer, part in parts:
-            self.taken(peer, part)
+            # Whoever was told to take the step once more may have done so without a word.
+            if part.moment.line == max(self._lines.get(part.moment.step, (part.moment.line,))):
+                self.taken(peer, part)
 
     # What there is
 
@@ -152,6 +161,10 @@ class Snapshots:
     def newest_safe(self) -> Moment | None:
         return max(filter(self.is_safe, self._moments()), default=None)
 
+    def was_redone(self, step: StepNumber) -> bool:
+        """Whether disks may have that step of several lines."""
+        return step <= self.redone_until
+
     def num_bytes(self, moment: Moment) -> int:
         """On the disks of those who are here, copies included."""
         return sum(part.num_bytes for peer, part in self.parts() if peer in self._here and part.moment == moment)
@@ -168,12 +181,15 @@ class Snapshots:
     def _moments(self) -> set[Moment]:
         return {part.moment for parts in self._parts.values() for part in parts.values()}
 
-    def _recognised(self, held: HeldPart, known: Part | None) -> Part | None:
-        """What a part on a disk counts for: what it was known to have, else all of it if the step was ordered once."""
+    def _recognised(self, held: HeldPart, known: Part | None, of_store: bool) -> Part | None:
+        """What a part on a disk counts for: what it was known to have, else all of it if that step was done once. In the store
+        is what was put there."""
         if known is not None:
             return Part(moment=known.moment, names=held.names & known.names, num_bytes=held.num_bytes)
         lines = self._lines.get(held.step, frozenset())
-        if len(lines) != 1:
+        if of_store and self.stored is not None and self.stored.step == held.step:
+            lines = frozenset({self.stored.line})
+        certain = of_store or not self.was_redone(held.step) or lines == {FIRST_VALUES.line}
+        if len(lines) != 1 or not certain:
             return None
-        (line,) = lines
-        return Part(moment=Moment(step=held.step, line=line), names=held.names, num_bytes=held.num_bytes)
+        return Part(moment=Moment(step=held.step, line=min(lines)), names=held.names, num_bytes=held.num_bytes)

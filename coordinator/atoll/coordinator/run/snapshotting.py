@@ -16,6 +16,7 @@ from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.copies import Copy, Keeper, Owned, choose_copies
 from atoll.coordinator.run.events import PeerJoined, SnapshotCopied, SnapshotTaken, StoreHolds
 from atoll.coordinator.run.instructions import CopySnapshot, FillStore, KeepSnapshots, NotePart, NoteSnapshot
+from atoll.coordinator.run.rescue import Rescue
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.snapshots import THE_STORE, Moment, Part
 from atoll.protocol.ids import PeerId, StepNumber
@@ -47,6 +48,7 @@ class Snapshotting:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._cadence = Cadence(context.settings.snapshot_every)
+        self.rescue = Rescue(context, self._keepers)
         self._last = StepNumber(0)
         self._num_failed = 0
         self._under_way: _UnderWay | None = None
@@ -65,6 +67,7 @@ class Snapshotting:
         if lost_stage:
             self._cadence.lost()
         self._disks.pop(peer, None)
+        self.rescue.gone(peer)
         self._answers = {key: moments for key, moments in self._answers.items() if key[0] != peer}
         under_way = self._under_way
         if under_way is None:
@@ -92,6 +95,7 @@ class Snapshotting:
         context.snapshots.ordered(moment)
         self._under_way = _UnderWay(moment=moment, begun=context.now, heard=context.now, taking=set(context.plan.peers))
         for peer in context.plan.peers:
+            context.snapshots.damaged(peer, moment.step)  # what it has of another line of this step is overwritten
             self._answers.setdefault((peer, moment.step), deque()).append(moment)
         context.emit(NoteSnapshot(moment=moment))
         return True
@@ -122,6 +126,10 @@ class Snapshotting:
 
     def copied(self, event: SnapshotCopied) -> None:
         """A peer has a copy on its disk, or says why not."""
+        rescued = self.rescue.copied(event)
+        if rescued is not None:
+            self._add(event.peer, rescued)
+            return
         under_way = self._under_way
         if under_way is None or event.step != under_way.moment.step:
             return
@@ -152,12 +160,34 @@ class Snapshotting:
         if self._under_way is not None and peer in self._under_way.copying:
             self._under_way.heard = self._context.now
 
+    def hand_over(self) -> None:
+        """After every event: what only those that leave have of a snapshot goes to others."""
+        under_way, roster = self._under_way, self._context.roster
+        on_their_way = () if under_way is None else tuple(under_way.copying.values())
+        self.rescue.settle(filter(roster.is_leaving, self._disks), on_their_way)
+
+    def is_asked(self, peer: PeerId) -> bool:
+        """Whether copies of what it has on its disk are on their way to others."""
+        under_way = self._under_way
+        return self.rescue.copies_from(peer) or (
+            under_way is not None and any(copy.source == peer for copy in under_way.copying.values())
+        )
+
     def filled(self, event: StoreHolds) -> None:
         """What the store has changed, or could not be changed."""
         snapshots = self._context.snapshots
         snapshots.joined(THE_STORE, event.parts)
         snapshots.stored = None
         self._fill_store()
+
+    @property
+    def is_for_store(self) -> bool:
+        """Whether something is still on its way into the store, or about to be."""
+        context, under_way = self._context, self._under_way
+        if not context.settings.has_store:
+            return False
+        taken = under_way is not None and under_way.moment == context.moment and bool(under_way.taking)
+        return taken or context.snapshots.stored is not None
 
     def _fill_store(self) -> None:
         """Have the newest complete snapshot put into the store, if there is one and it is idle."""
@@ -181,7 +211,9 @@ class Snapshotting:
     def _is_due(self, step_seconds: float) -> bool:
         context = self._context
         step, every = context.committed, context.settings.snapshot_every
-        if self._under_way is not None or step >= context.settings.steps:
+        if step >= context.settings.steps:  # nobody goes back to the last step, but others may go on from it
+            return context.settings.has_store
+        if self._under_way is not None:
             return False
         if every is not None:
             return step % every == 0
@@ -233,9 +265,9 @@ class Snapshotting:
         owned = [
             Owned(peer=peer, names=part.names & snapshots.essential, num_bytes=part.num_bytes)
             for peer, part in snapshots.parts()
-            if part.moment == under_way.moment and context.roster.is_present(peer)
+            if part.moment == under_way.moment and self._counts(peer)
         ]
-        copies = choose_copies(owned, self._keepers(under_way.failed), snapshots.copies)
+        copies = choose_copies(owned, self._keepers(under_way.moment, under_way.failed), snapshots.copies)
         for copy in copies:
             if copy.target not in under_way.copying:  # one at a time: the next when this one is there
                 under_way.copying[copy.target] = copy
@@ -243,12 +275,22 @@ class Snapshotting:
         under_way.heard = context.now
         return bool(copies)
 
-    def _keepers(self, failed: set[PeerId]) -> list[Keeper]:
+    def _counts(self, peer: PeerId) -> bool:
+        """Whether what it has on its disk is to have copies: a copy with somebody who leaves is none."""
+        roster = self._context.roster
+        return roster.is_present(peer) and not roster.is_leaving(peer)
+
+    def _is_clean(self, peer: PeerId, moment: Moment) -> bool:
+        """Whether the peer has nothing of another line of that step on its disk: it has taken this one, or no other is."""
+        snapshots = self._context.snapshots
+        return not snapshots.was_redone(moment.step) or snapshots.has(peer, moment)
+
+    def _keepers(self, moment: Moment, failed: set[PeerId]) -> list[Keeper]:
         context = self._context
         keepers = []
         for offer in context.roster.offers():
             disk_bytes, rate = self._disks.get(offer.name, (0, None))
-            if offer.name not in failed:
+            if offer.name not in failed and self._is_clean(offer.name, moment):
                 keepers.append(
                     Keeper(
                         peer=offer.name,

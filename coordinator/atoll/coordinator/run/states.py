@@ -34,6 +34,7 @@ class Phase(StrEnum):
     EVALUATION = "evaluation"
     VOIDING = "voiding"
     STORING = "storing"
+    KEEPING = "keeping"
 
     @property
     def open(self) -> bool:
@@ -53,7 +54,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 
 PHASES: dict[RunState, frozenset[Phase]] = {
     RunState.TRAINING: frozenset({Phase.STEP, Phase.EVALUATION, Phase.VOIDING, Phase.STORING}),
-    RunState.FINISHING: frozenset({Phase.STORING}),
+    RunState.FINISHING: frozenset({Phase.STORING, Phase.KEEPING}),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.coordinator.events import FinishedEvent
+from atoll.coordinator.events import FinishedEvent, SnapshotEvent
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import StepCycle
 from atoll.coordinator.run.events import PeerStored, StopAsked, StorePurpose, WeightsWritten
@@ -15,13 +15,16 @@ from atoll.protocol.ids import PeerId
 
 
 class Storing:
-    """``go_on`` is called when training may go on. ``purpose`` is what weights are stored for at the moment, ``export_asked``
+    """``go_on`` is called when training may go on, ``for_store`` asked whether a snapshot is on its way into the store.
+    ``purpose`` is what weights are stored for at the moment, ``export_asked``
     that they shall be once more."""
 
-    def __init__(self, context: RunContext, cycle: StepCycle, go_on: Callable[[], None]) -> None:
+    def __init__(self, context: RunContext, cycle: StepCycle, go_on: Callable[[], None], for_store: Callable[[], bool]) -> None:
         self._context = context
         self._cycle = cycle
         self._go_on = go_on
+        self._for_store = for_store
+        self._weights = ""
         self._stop_asked: str | None = None
         self._training_since: float | None = None
         self.export_asked = False
@@ -35,6 +38,9 @@ class Storing:
     def stop(self, event: StopAsked) -> None:
         """End the run, with the weights where there are trained ones and it is only a matter of time."""
         context = self._context
+        if context.phase is Phase.KEEPING:
+            self._end(f"the run was to end before it was in the store ({event.reason})")
+            return
         hopeless = context.state is RunState.WAITING and not context.roster.offers()
         if event.keep_weights and context.journal_step > 0 and not hopeless:
             self._stop_asked = event.reason
@@ -84,15 +90,34 @@ class Storing:
         context = self._context
         if context.phase is not Phase.STORING or context.pending:
             return
-        purpose, self.purpose = self.purpose, None
-        context.leave_phase()
-        if purpose is StorePurpose.EXPORT:
+        if self.purpose is StorePurpose.EXPORT:
+            self.purpose = None
+            context.leave_phase()
             self._go_on()
-        elif purpose is StorePurpose.STOP:
-            done = f"after step {context.committed} of {context.settings.steps}"
-            context.fail(f"{context.reason}, {done}; the weights are in {event.path}")
         else:
-            self._finish(event.path)
+            self._weights = event.path
+            context.enter_phase(Phase.KEEPING, context.settings.deadlines.keeping_seconds)
+            self.settle()
+
+    def settle(self) -> None:
+        """After every event: the run that has its weights ends once its last snapshot is where it should be, or cannot be."""
+        context = self._context
+        if context.phase is Phase.KEEPING and (not self._for_store() or context.now >= context.deadline):
+            seconds = context.settings.deadlines.keeping_seconds
+            self._end(f"it was not in the store {seconds:.0f} s after the weights were written")
+
+    def _end(self, otherwise: str) -> None:
+        """``otherwise``: why it is not waited for the store any longer."""
+        context = self._context
+        purpose, self.purpose = self.purpose, None
+        if self._for_store():
+            context.announce(SnapshotEvent(step=context.committed, bytes=0, seconds=0.0, failure=otherwise))
+        context.leave_phase()
+        if purpose is StorePurpose.STOP:
+            done = f"after step {context.committed} of {context.settings.steps}"
+            context.fail(f"{context.reason}, {done}; the weights are in {self._weights}")
+        else:
+            self._finish(self._weights)
 
     def _begin(self, purpose: StorePurpose) -> None:
         context = self._context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.coordinator.run.broken_links import describe
+from atoll.coordinator.planning.avoidance import describe
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import StepCycle
 from atoll.coordinator.run.events import FaultReported

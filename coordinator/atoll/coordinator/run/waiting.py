@@ -59,6 +59,9 @@ def _before_the_plan(context: RunContext, cycle: StepCycle) -> str:
 def _while_training(context: RunContext, cycle: StepCycle) -> Waiting:
     if context.phase is Phase.STORING:
         return _for_peers(context, context.pending, "waits for {} to send its weights", "writes the weights")
+    if context.phase is Phase.KEEPING:
+        left = max(0.0, context.deadline - context.now)
+        return Waiting(what=f"has its weights, and waits up to {left:.0f} s for its last snapshot to be in the store")
     if cycle.open is None:
         return Waiting(what="is between two steps")
     step = f"evaluation after step {cycle.open.step}" if cycle.open.evaluation else f"step {cycle.open.step}"
