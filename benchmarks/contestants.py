@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from atoll.coordinator.cli.invite import invite_for_swarm
 from setting import Host, Setting, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,10 +111,12 @@ def measure_atoll(setting: Setting, hosts: Sequence[Host], folder: Path) -> Meas
     with processes.limited():
         coordinator = processes.start("coordinator", hosts[0], words, threads=setting.threads)
         address = address_of(state, coordinator, processes)
+        (folder / "token").write_text(invite_for_swarm(state))
         for number in range(setting.stages):
             host = peer_hosts[number % len(peer_hosts)]
             join = ["-m", "atoll.peer", "join", address, "--name", f"peer-{number + 1}", "--device", "cpu"]
             join += ["--threads", str(setting.threads), "--listen", f"{host.address}:0", "--cache", str(folder / "cache")]
+            join += ["--token-file", str(folder / "token")]
             processes.start(f"peer-{number + 1}", host, join, threads=setting.threads)
         assert coordinator.stdout is not None
         events = []

@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from atoll.coordinator.cli.invite import invite_for_swarm
 from contestants import Failed, Processes, address_of
 from fleet_list import FLEETS, WIDTH, BenchmarkFleet, Placed, place
 from pipeline import machine
@@ -90,6 +91,7 @@ def measure(fleet: BenchmarkFleet, hosts: Sequence[Host], options: argparse.Name
     with processes.limited():
         coordinator = processes.start("coordinator", first, words, threads=1)
         address = address_of(state, coordinator, processes)
+        (folder / "token").write_text(invite_for_swarm(state))
         for peer in placed:
             _start(processes, peer, address, folder)
         assert coordinator.stdout is not None
@@ -102,7 +104,7 @@ def measure(fleet: BenchmarkFleet, hosts: Sequence[Host], options: argparse.Name
 def _start(processes: Processes, peer: Placed, address: str, folder: Path) -> None:
     words = ["-m", "atoll.peer", "join", address, "--device", "cpu", "--listen", f"{peer.host.address}:0", *peer.words]
     # Each fleet measures anew: what another one measured must not help it.
-    words += ["--cache", str(folder / "cache" / peer.name)]
+    words += ["--cache", str(folder / "cache" / peer.name), "--token-file", str(folder / "token")]
     processes.start(peer.name, peer.host, words, threads=peer.threads)
 
 

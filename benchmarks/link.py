@@ -9,6 +9,7 @@ follows another transfer at once, *idle* a pause. Prints a table and then, as th
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from atoll.coordinator.identity.authority import Authority
 from contestants import ROOT, Failed, Processes
 from setting import LOOPBACK, hosts_of_environment
 
@@ -27,15 +29,18 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     """Both ends as processes, from start to end."""
     hosts = hosts_of_environment() or [LOOPBACK]
     receiving, sending = hosts[1 % len(hosts)], hosts[0]
-    processes = Processes(Path(tempfile.mkdtemp(prefix="atoll-benchmark-link-")))
+    folder = Path(tempfile.mkdtemp(prefix="atoll-benchmark-link-"))
+    processes = Processes(folder)
+    secured = ["--identity", made_identity(folder)] if options.pop("tls") else []
     with processes.limited():
-        receiver = processes.start("receiver", receiving, [ENDS, "receive", "--host", receiving.address], stdin=subprocess.PIPE)
+        words = [ENDS, "receive", "--host", receiving.address, *secured]
+        receiver = processes.start("receiver", receiving, words, stdin=subprocess.PIPE)
         assert receiver.stdout is not None
         assert receiver.stdin is not None
         where = json.loads(receiver.stdout.readline() or "{}")
         if not where:
             raise processes.failure("the receiving end did not begin to listen")
-        words = [ENDS, "send", "--host", sending.address, "--link", where["link"], "--tcp", where["tcp"]]
+        words = [ENDS, "send", "--host", sending.address, "--link", where["link"], "--tcp", where["tcp"], *secured]
         words += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         sender = processes.start("sender", sending, words)
         assert sender.stdout is not None
@@ -44,6 +49,12 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     if not output:
         raise processes.failure("the sending end did not finish")
     return {"hosts": [sending.name, receiving.name], **json.loads(output)}
+
+
+def made_identity(folder: Path) -> str:
+    """An authority with which both ends make what they show."""
+    Authority.open(folder / "identity", "0" * 32, datetime.datetime.now(datetime.UTC))
+    return str(folder / "identity")
 
 
 def rates(measured: dict[str, Any], options: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -70,9 +81,10 @@ def main() -> int:
     parser.add_argument("--short-bytes", type=int, default=4 * 2**20, help="of a short one")
     parser.add_argument("--message-bytes", type=int, default=2**20, help="a transfer consists of messages of this size")
     parser.add_argument("--idle-seconds", type=float, default=5.0, help="the pause")
+    parser.add_argument("--tls", action="store_true", help="protect the link as a run does")
     options = vars(parser.parse_args())
     try:
-        measured = measure(options)
+        measured = measure(dict(options))
     except Failed as failure:
         print(f"link: {failure}", file=sys.stderr)
         return 1

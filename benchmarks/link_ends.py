@@ -9,20 +9,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime
 import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from atoll.coordinator.identity.authority import Authority
 from atoll.peer.links import Links, LinkSettings
 from atoll.protocol.assignment import Neighbour
+from atoll.protocol.certificates import certificate_pem, key_pem, new_key
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import LinkError
+from atoll.protocol.identity import Role, Verifier
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.messages import Kind, Message, MessageKey
+from atoll.protocol.security import Credentials, MutualTls, PlainText, Security
 
 SENDER, RECEIVER = PeerId("sender"), PeerId("receiver")
 GENERATION = Generation(1)
@@ -40,10 +46,23 @@ def failed(error: LinkError) -> None:
     sys.exit(1)
 
 
-def links_of(own: PeerId) -> Links:
+def links_of(own: PeerId, security: Security) -> Links:
     """What arrives is consumed at once."""
-    links = Links(own, on_message=lambda peer, message: links.consumed(message.key, peer), on_fault=failed)
+    links = Links(own, on_message=lambda peer, message: links.consumed(message.key, peer), on_fault=failed, security=security)
     return links
+
+
+def security_of(own: PeerId, identity: str | None) -> Security:
+    """Mutual TLS with the authority in that folder; without one plain text, also between hosts."""
+    if identity is None:
+        return PlainText(anywhere=True)
+    authority = Authority.existing(Path(identity))
+    key, now, day = new_key(), datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    certificate = authority.issue(Role.PEER, own, key.public_key(), now, day)
+    shown = Credentials(
+        key=key_pem(key), certificate=certificate_pem(certificate), authority=certificate_pem(authority.certificate)
+    )
+    return MutualTls(shown, Verifier(authority.certificate))
 
 
 async def configure(links: Links, other: PeerId, address: str, *, dial: bool) -> None:
@@ -56,9 +75,10 @@ async def configure(links: Links, other: PeerId, address: str, *, dial: bool) ->
     )
 
 
-async def receive(host: str) -> None:
-    links = links_of(RECEIVER)
-    links_server, link_address = await start_server([links.register], f"{host}:0")
+async def receive(host: str, identity: str | None) -> None:
+    security = security_of(RECEIVER, identity)
+    links = links_of(RECEIVER, security)
+    links_server, link_address = await start_server([links.register], f"{host}:0", security=security)
     tcp_server = await asyncio.start_server(swallow, host, 0, limit=2**22)
     tcp_address = f"{host}:{tcp_server.sockets[0].getsockname()[1]}"
     print(json.dumps({"link": link_address, "tcp": tcp_address}), flush=True)
@@ -84,7 +104,7 @@ async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def send(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    links = links_of(SENDER)
+    links = links_of(SENDER, security_of(SENDER, options.identity))
     await configure(links, RECEIVER, options.link, dial=True)
     host, _, port = options.tcp.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
@@ -157,13 +177,14 @@ def main() -> None:
     parser.add_argument("--host", required=True, help="this host's own address")
     parser.add_argument("--link", help="where the receiving end's link listens")
     parser.add_argument("--tcp", help="where its plain TCP stream listens")
+    parser.add_argument("--identity", help="the folder of an authority, for TLS")
     for number in ("bytes", "short-bytes", "message-bytes", "rounds"):
         parser.add_argument(f"--{number}", type=int)
     parser.add_argument("--idle-seconds", type=float)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.role == "receive":
-        asyncio.run(receive(options.host))
+        asyncio.run(receive(options.host, options.identity))
     else:
         print(json.dumps(asyncio.run(send(options))), flush=True)
 

@@ -8,21 +8,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.coordinator.cli.invite import invite_for_swarm
 from atoll.coordinator.events import Event
+from atoll.coordinator.identity.authority import FOLDER, OPERATOR, read_credentials
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.server import Coordinator, Outcome
 from atoll.coordinator.settings import CoordinatorSettings
 from atoll.peer.daemon import Peer
 from atoll.peer.session_values import Outcome as PeerOutcome
 from atoll.peer.settings import PeerSettings
+from atoll.protocol.certificates import certificate_of_pem
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel, parse_address
 from atoll.protocol.framing import Arrived, MessageStream
+from atoll.protocol.identity import Verifier
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job, parse_job
 from atoll.protocol.measurement import REQUEST_TENSOR, request_from_bytes
 from atoll.protocol.messages import Kind
 from atoll.protocol.outbox import Outbox
 from atoll.protocol.pump import STREAM_ERRORS
+from atoll.protocol.security import Credentials, MutualTls, PlainText, Security
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import operator_pb2_grpc, session_pb2, session_pb2_grpc
 from support.waiting import assert_eventually
@@ -54,6 +59,7 @@ class Coordinated:
     """A running coordinator, what it told, and its peers."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
+        self.settings = settings
         self.events: list[Event] = []
         self.coordinator = Coordinator(settings, on_event=self.events.append)
         self.address = ""
@@ -67,9 +73,15 @@ class Coordinated:
     def join(self, *names: str, **settings: Any) -> None:
         """Real peers join; each says that it is as fast as the others, so that the plan is even."""
         for name in names:
-            chosen: dict[str, Any] = {"threads": 1, "flops_per_second": 1e9, **settings}
+            chosen: dict[str, Any] = {"threads": 1, "flops_per_second": 1e9, **self._admission(), **settings}
             peer = Peer(PeerSettings(coordinator=parse_address(self.address), name=name, **chosen))
             self._peers[name] = peer, asyncio.create_task(peer.run())
+
+    def _admission(self) -> dict[str, Any]:
+        """How a peer is let in."""
+        if self.settings.insecure:
+            return {"insecure": True}
+        return {"token": invite_for_swarm(self.settings.state)}
 
     def kill(self, name: str) -> None:
         """The peer is gone without a word."""
@@ -108,7 +120,10 @@ class Coordinated:
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[operator_pb2_grpc.OperatorStub]:
         """The operator's RPCs."""
-        async with open_channel(self.address) as channel:
+        security: Security = PlainText()
+        if not self.settings.insecure:
+            security = _shown(read_credentials(self.settings.state / FOLDER / OPERATOR))
+        async with open_channel(self.address, security) as channel:
             yield operator_pb2_grpc.OperatorStub(channel)
 
     async def close(self) -> None:
@@ -129,6 +144,7 @@ async def coordinated(
 ) -> AsyncIterator[Coordinated]:
     """A coordinator that waits for ``peers`` peers, and as many of them, named peer-0 and so on."""
     deadlines = settings.pop("deadlines", Deadlines(settle_seconds=0.05))
+    settings.setdefault("insecure", True)
     settings.setdefault("lease_seconds", 60.0)  # scripted peers do not renew theirs, and the machine may be busy
     chosen = CoordinatorSettings(
         job=job, listen="127.0.0.1:0", state=state, min_peers=min_peers or max(1, peers), deadlines=deadlines, **settings
@@ -140,6 +156,10 @@ async def coordinated(
         yield run
     finally:
         await run.close()
+
+
+def _shown(credentials: Credentials) -> Security:
+    return MutualTls(credentials, Verifier(certificate_of_pem(credentials.authority)))
 
 
 class ScriptedPeer:

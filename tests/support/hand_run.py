@@ -255,7 +255,7 @@ async def swarm(*names: str, caches: Path | None = None, run_id: str = RUN_ID, *
     """A scripted coordinator and peers of these names, each with a folder of its own in ``caches``; whoever still runs at the
     end leaves."""
     coordinator = ScriptedCoordinator(run_id=run_id)
-    base = PeerSettings(coordinator=parse_address(await coordinator.start()), name="", threads=1, **changes)
+    base = PeerSettings(coordinator=parse_address(await coordinator.start()), name="", threads=1, insecure=True, **changes)
     peers = {name: Peer(replace(base, name=name, cache=base.cache if caches is None else caches / name)) for name in names}
     found = Swarm(coordinator, peers, {name: asyncio.create_task(peer.run()) for name, peer in peers.items()})
     try:

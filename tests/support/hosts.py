@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.coordinator.cli.invite import invite_for_swarm
 from atoll.coordinator.cli.state import read_address
 from support.swarm import SWARM_SECONDS, LocalSwarm, atoll, environment
 from support.waiting import assert_eventually
@@ -71,9 +72,10 @@ class HostedRun(LocalSwarm):
         """A peer on ``host``."""
         words = [sys.executable, "-m", "atoll.peer", "join", coordinator, "--name", name, "--threads", "1"]
         words += ["--cache", str(self.state.parent / f"cache-{name}")]
+        token = invite_for_swarm(self.state)
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *host.exec, *words, env=environment(), stdout=output, stderr=output, start_new_session=True
+                *host.exec, *words, env=environment(ATOLL_TOKEN=token), stdout=output, stderr=output, start_new_session=True
             )
         self._peers.append(process)
 

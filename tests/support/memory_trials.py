@@ -166,7 +166,7 @@ async def peer_processes(count: int) -> AsyncIterator[tuple[ScriptedCoordinator,
     coordinator = ScriptedCoordinator()
     address = await coordinator.start()
     names = [f"peer-{number}" for number in range(count)]
-    words = ("-m", "atoll.peer", "join", address, "--device", "cpu", "--threads", "1", "--name")
+    words = ("-m", "atoll.peer", "join", address, "--insecure", "--device", "cpu", "--threads", "1", "--name")
     variables = environment(OMP_NUM_THREADS="1")
     processes = [await asyncio.create_subprocess_exec(sys.executable, *words, name, env=variables) for name in names]
     try:

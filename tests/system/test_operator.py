@@ -26,7 +26,7 @@ async def test_status_peers_export_and_stop_of_a_running_swarm(tmp_path: Path) -
         answer: dict[str, Any] = {}
 
         async def is_training() -> bool:
-            status = await run_command("status", address, "--json")
+            status = await run_command("status", address, "--state", state, "--json")
             answer.update(json.loads(status.output))
             return bool(answer["state"] == "training")  # on a busy machine the plan may be changing at this moment
 
@@ -47,13 +47,13 @@ async def test_status_peers_export_and_stop_of_a_running_swarm(tmp_path: Path) -
         assert all(row["resident_bytes"] > 0 and row["layers"] for row in rows)
 
         copy = tmp_path / "copy.safetensors"
-        export = await run_command("export", address, "--output", copy, "--json")
+        export = await run_command("export", address, "--state", state, "--output", copy, "--json")
         assert export.status == 0, export.errors
         assert json.loads(export.output)["step"] >= 1
         with safe_open(copy, framework="pt") as weights:
             assert "token_embedding.weight" in weights.keys()  # noqa: SIM118 (no mapping)
 
-        stop = await run_command("stop", address, "--reason", "enough")
+        stop = await run_command("stop", address, "--state", state, "--reason", "enough")
         assert stop.status == 0, stop.errors
         assert await swarm.ended(within_seconds=20.0) == 1
         assert swarm.left() == []

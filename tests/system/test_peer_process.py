@@ -97,7 +97,9 @@ async def welcomed(found: ScriptedCoordinator, name: str) -> Seat:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_is_a_leave_that_ends_when_others_have_what_it_holds(number: signal.Signals) -> None:
     async with coordinator() as found:
-        process = await spawn("join", found.address, "--name", "ann", "--threads", "1", "--hand-over-seconds", "50")
+        process = await spawn(
+            *("join", found.address, "--insecure", "--name", "ann", "--threads", "1"), "--hand-over-seconds", "50"
+        )
         seat = await welcomed(found, "ann")
         process.send_signal(number)
         assert (await seat.hears("leave")).hand_over_seconds == 50.0
@@ -110,7 +112,7 @@ async def test_a_signal_is_a_leave_that_ends_when_others_have_what_it_holds(numb
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 async def test_a_second_signal_is_a_leave_at_once(number: signal.Signals, status: int) -> None:
     async with coordinator() as found:
-        process = await spawn("join", found.address, "--name", "ann", "--threads", "1")
+        process = await spawn("join", found.address, "--insecure", "--name", "ann", "--threads", "1")
         seat = await welcomed(found, "ann")
         process.send_signal(number)
         await seat.hears("leave")
@@ -122,7 +124,9 @@ async def test_a_second_signal_is_a_leave_at_once(number: signal.Signals, status
 
 async def test_a_peer_whose_time_to_hand_over_is_over_leaves_all_the_same() -> None:
     async with coordinator() as found:
-        process = await spawn("join", found.address, "--name", "ann", "--threads", "1", "--hand-over-seconds", "0.5")
+        process = await spawn(
+            "join", found.address, "--insecure", "--name", "ann", "--threads", "1", "--hand-over-seconds", "0.5"
+        )
         seat = await welcomed(found, "ann")
         process.send_signal(signal.SIGTERM)
         assert (await seat.hears("leave")).hand_over_seconds == 0.5
@@ -138,7 +142,7 @@ async def test_processes_train_and_end_with_the_run() -> None:
     alone = in_one_process(model, RunSettings())
     async with coordinator() as found:
         names = ("ann", "bob")
-        processes = [await spawn("join", found.address, "--name", name, "--threads", "1") for name in names]
+        processes = [await spawn("join", found.address, "--insecure", "--name", name, "--threads", "1") for name in names]
         run = HandRun(found, await found.seated(*names), model.graph, RunSettings())
         await run.load(model.cuts[2:3])
         for number, samples in enumerate(steps, 1):

@@ -17,10 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atoll.coordinator.cli.invite import invite_for_swarm
+from atoll.coordinator.cli.state import read_address
 from atoll.protocol.chaos import COORDINATOR, Fault
 from atoll.protocol.fault_points import VARIABLE, Armed
 from support.command import Command, started
-from support.swarm import write_job
+from support.swarm import SWARM_SECONDS, write_job
+from support.waiting import assert_eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
@@ -48,6 +51,7 @@ class Run:
         self.address = f"127.0.0.1:{free_port()}"
         self.job = write_job(folder, **job)
         self._stack = stack
+        self._tokens: dict[str, str] = {}
 
     async def coordinate(self, **variables: str) -> Command:
         words = ("run", self.job, "--listen", self.address, "--state", self.state, "--min-peers", str(len(PEERS)), "--json")
@@ -55,7 +59,12 @@ class Run:
 
     async def join(self, name: str) -> Command:
         words = ("join", self.address, "--name", name, "--threads", "1", "--cache", self.folder / "cache")
-        return await self._stack.enter_async_context(started("atoll.peer", *words))
+        if name not in self._tokens:
+            await assert_eventually(lambda: read_address(self.state) is not None, within_seconds=SWARM_SECONDS)
+            self._tokens[name] = invite_for_swarm(self.state)
+        return await self._stack.enter_async_context(
+            started("atoll.peer", *words, variables={"ATOLL_TOKEN": self._tokens[name]})
+        )
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """What the folder tells of events of this kind, over all coordinators."""

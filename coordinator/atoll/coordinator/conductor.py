@@ -72,6 +72,9 @@ from atoll.protocol.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
+_COPY_SECONDS = 3600.0
+"""For which a snapshot may be copied: slowly, beside training, and one after the other."""
+
 
 class Conductor:
     """``spawn`` runs work in the background; ``post`` takes its results; ``on_event`` is the outside."""
@@ -312,6 +315,7 @@ class Conductor:
         order = session_pb2.CopySnapshot(
             step=instruction.step, source=copy.source, address=source.introduction.address, names=copy.names
         )
+        self._sessions.permit(copy.source, copy.target, session_pb2.Permit.PERMIT_COPY, _COPY_SECONDS, step=instruction.step)
         self._sessions.tell([copy.target], session_pb2.CoordinatorMessage(copy_snapshot=order))
 
     async def _keep_snapshots(self, instruction: KeepSnapshots) -> None:

@@ -22,6 +22,7 @@ from atoll.coordinator.chaos import CoordinatorChaos
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
 from atoll.coordinator.fleet_report import fleet_reply
+from atoll.coordinator.identity.run_identity import RunIdentity
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.origin import Origin, check_origin
@@ -42,6 +43,7 @@ from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run_files import CACHE
 from atoll.coordinator.servicer import CoordinatorServicer, OperatorServicer
+from atoll.coordinator.session import LAST_WORD_SECONDS
 from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.settings import CoordinatorSettings
 from atoll.coordinator.sizing import open_sizing
@@ -55,6 +57,7 @@ from atoll.protocol.errors import AtollError, JobError, ResourceError, RunFailed
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Job
 from atoll.protocol.probe_server import ProbesServicer
+from atoll.protocol.security import PlainText, Security
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import operator_pb2, operator_pb2_grpc, session_pb2_grpc
 
@@ -101,6 +104,7 @@ class Coordinator:
             on_measured=self._measurements.reported,
             on_answer=lambda peer, message: self._surveyor.answered(peer, message),
             on_gone=lambda peer: self._surveyor.gone(peer),
+            on_removed=self._revoke,
         )
         self._surveyor = Surveyor(
             sessions=self._sessions,
@@ -111,6 +115,8 @@ class Coordinator:
         )
         self._state = StateKeeper(self._offload, self._post)
         self._folder: StateFolder | None = None
+        self._identity: RunIdentity | None = None
+        self._security: Security = PlainText()
         self._origin: Origin | None = None
         self._conductor: Conductor | None = None
         self._server: grpc.aio.Server | None = None
@@ -202,13 +208,31 @@ class Coordinator:
         peer = PeerId(name)
         here = self._sessions.find(peer) is not None
         self._sessions.membership.bar(name)
+        if not here:
+            self._revoke(peer)
         seconds = min(max(0.0, hand_over_seconds), translation.MAX_HAND_OVER_SECONDS)
         self._post(PeerLeaving(peer=peer, reason="removed by the operator", hand_over_seconds=seconds, removed=True))
         return here
 
     def allow_peer(self, name: str) -> bool:
         """Let a name that was removed join again; False when it was not barred."""
-        return self._sessions.membership.allow(name)
+        was_barred = self._sessions.membership.allow(name)
+        if self._identity is not None:
+            was_barred = self._identity.register.allow(name) or was_barred
+        return was_barred
+
+    def _revoke(self, peer: PeerId) -> None:
+        """The peer must go, and comes in no more: it is known to everybody by what it shows."""
+        if self._identity is not None:
+            self._identity.register.remove(peer)
+            self._look_at_identity(self._identity)
+
+    def _look_at_identity(self, identity: RunIdentity) -> None:
+        """Takes in what was written into the run's register, by this process or by `atoll invite`."""
+        if identity.refresh():
+            self._sessions.revoke(identity.revoked)
+            # Who was told to go, and why, has a moment to read it.
+            asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, identity.security.guard.end_calls_of, identity.revoked)
 
     async def close(self) -> None:
         """Tell the peers, stop the server, end every task and thread. Harmless when done already."""
@@ -225,6 +249,9 @@ class Coordinator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._offload.close()
         self._state.abandon()
+        if self._identity is not None:
+            self._identity.close()
+            self._identity = None
         if self._folder is not None:
             folder, self._folder = self._folder, None
             folder.close()
@@ -233,6 +260,13 @@ class Coordinator:
         settings = self._settings
         folder = self._folder = await self._offload.run(StateFolder.claim, settings.state, settings.job)
         self._sessions.run_id = folder.journal.run_id()
+        if not settings.insecure:
+            open_identity = partial(RunIdentity.open, settings.state, self._sessions.run_id, settings.certificate_lifetime)
+            identity = self._identity = await self._offload.run(open_identity)
+            self._security = identity.security
+            for name in identity.register.removed():
+                self._sessions.membership.bar(name)
+            self._sessions.revoke(identity.revoked)
         if folder.resumption is not None:
             self._machine.resume(folder.resumption)
             self._measurements.codecs.resume(folder.resumption.codecs)
@@ -250,14 +284,16 @@ class Coordinator:
         )
         register_sessions = session_pb2_grpc.add_CoordinatorServicer_to_server
         register_operator = operator_pb2_grpc.add_OperatorServicer_to_server
-        probes = ProbesServicer(COORDINATOR, most_at_once=LATENCIES_AT_ONCE)
+        probes = ProbesServicer(COORDINATOR, most_at_once=LATENCIES_AT_ONCE, refusal=self._not_here)
+        enrolment = () if self._identity is None else (self._identity.add_services,)
         servicers = (
+            *enrolment,
             probes.register,
             partial(register_sessions, CoordinatorServicer(self._sessions, self._state)),
             partial(register_operator, OperatorServicer(self)),
         )
         self._server, address = await self._listen(servicers, folder)
-        folder.write_address(address)
+        folder.write_address(address, insecure=settings.insecure)
         await self._conductor.tell_of_resumption(folder)
         self._spawn(self._trace(self._conductor, folder.job))
         self._spawn(self._tick())
@@ -274,6 +310,7 @@ class Coordinator:
             run_id=self._sessions.run_id,
             job=job.name,
             origin=origin,
+            security=self._security,
         )
         vault = Vault(settings, self._post)
         self._state.know_stored(vault.tensor)
@@ -292,10 +329,10 @@ class Coordinator:
         wanted = parse_address(self._settings.listen, "--listen")
         if wanted.port == 0 and known is not None:
             try:
-                return await start_server(servicers, str(Address(wanted.host, known)))
+                return await start_server(servicers, str(Address(wanted.host, known)), security=self._security)
             except ResourceError as error:
                 _log.warning("peers that wait for this run at its old address must be started again: %s", error)
-        return await start_server(servicers, self._settings.listen)
+        return await start_server(servicers, self._settings.listen, security=self._security)
 
     async def _trace(self, conductor: Conductor, job: Job) -> None:
         """Open the data and trace the model while peers join."""
@@ -311,6 +348,16 @@ class Coordinator:
             await asyncio.sleep(TICK_SECONDS)
             self._sessions.expel_silent()
             self._post(Tick())
+            if self._identity is not None:
+                self._look_at_identity(self._identity)
+            turned_away = self._security.guard.handshakes.report(time.monotonic())
+            if turned_away is not None:
+                _log.warning("%s", turned_away)
+
+    async def _not_here(self, name: str) -> str | None:
+        """Why nobody of that name is served a probe; None where it has a session."""
+        here = self._identity is None or self._sessions.find(PeerId(name)) is not None
+        return None if here else f"{name[:80]} has no session with this coordinator"
 
     async def _drive(self) -> None:
         """Feed the events to the machine, one after the other, until the run is over."""

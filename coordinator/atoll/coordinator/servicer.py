@@ -13,7 +13,8 @@ from atoll.coordinator import transfer
 from atoll.coordinator.membership import Refusal
 from atoll.coordinator.session import SessionContext
 from atoll.coordinator.sessions import Sessions
-from atoll.protocol.errors import AtollError
+from atoll.protocol.errors import AtollError, IdentityRefused
+from atoll.protocol.guard import not_own_name
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.v1 import operator_pb2, operator_pb2_grpc, session_pb2, session_pb2_grpc
 
@@ -71,7 +72,8 @@ class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
             first = None
         if not isinstance(first, session_pb2.PeerMessage) or not first.HasField("join"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be Join")
-        verdict = await self._sessions.admit(first.join, context.peer())
+        foreign = not_own_name(first.join.name)
+        verdict = Refusal(reason=foreign) if foreign else await self._sessions.admit(first.join, context.peer())
         if isinstance(verdict, Refusal):
             rejected = session_pb2.Rejected(reason=verdict.reason, again=verdict.again)
             with contextlib.suppress(TimeoutError):  # it does not even read why
@@ -83,11 +85,15 @@ class CoordinatorServicer(session_pb2_grpc.CoordinatorServicer):
         """A peer hands in its state."""
         try:
             await self._state.receive(context)
+        except IdentityRefused as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except AtollError as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
 
     async def FetchState(self, request: session_pb2.FetchStateRequest, context: transfer.Context) -> None:
         """A peer fetches the first values that it cannot make itself."""
+        if (foreign := not_own_name(request.peer)) is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, foreign)
         try:
             peer, limit = PeerId(request.peer), request.max_bytes_per_second
             await self._state.send(context, peer, Generation(request.generation), tuple(request.names), limit)

@@ -28,7 +28,8 @@ SIGN_OF_LIFE_SECONDS = (1.0, 4.0)
 class Sessions:
     """``run`` is the run's name, ``run_id`` what it is called for ever, known once its folder is open. ``post`` takes the
     events; ``on_measured`` is shown each Ready and StageReport for what it tells of memory and links. ``on_answer`` gets each
-    Measured and Probed, which are no matter of the run, and ``on_gone`` the name of each peer that is here no longer."""
+    Measured and Probed, which are no matter of the run, ``on_gone`` the name of each peer that is here no longer, and
+    ``on_removed`` of each that the operator removed, once it must go."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Sessions:
         on_measured: OnReport,
         on_answer: OnReport = lambda peer, message: None,
         on_gone: Callable[[PeerId], None] = lambda peer: None,
+        on_removed: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
         self.membership = Membership(time.monotonic(), lease_seconds)
         self.run_id = ""
@@ -49,6 +51,8 @@ class Sessions:
         self._on_measured = on_measured
         self._on_answer = on_answer
         self._on_gone = on_gone
+        self._on_removed = on_removed
+        self._revoked: tuple[str, ...] = ()
         self._sessions: dict[PeerId, PeerSession] = {}
         self._over: str | None = None
         self._all_closed = asyncio.Event()
@@ -69,6 +73,8 @@ class Sessions:
         self._all_closed.clear()
         welcome = session_pb2.Welcome(run=self._run, name=session.peer, run_id=self.run_id)
         session.tell(session_pb2.CoordinatorMessage(welcome=welcome))
+        if self._revoked:
+            session.tell(self._revocations())
         return session
 
     def _judge(self, introduction: Introduction, came_from: str) -> Member | Refusal | Taken:
@@ -125,6 +131,19 @@ class Sessions:
             if session is not None:
                 session.tell(message)
 
+    def revoke(self, serials: Iterable[str]) -> None:
+        """From now on these certificates are revoked, and no others: every peer hears of it."""
+        self._revoked = tuple(sorted(serials))
+        self.tell(list(self._sessions), self._revocations())
+
+    def permit(self, peer: PeerId, asker: PeerId, purpose: session_pb2.Permit.Purpose, seconds: float, step: int = 0) -> None:
+        """Let ``asker`` ask ``peer`` for something; to be said before the asker hears of it."""
+        permit = session_pb2.Permit(peer=asker, purpose=purpose, step=step, seconds=seconds)
+        self.tell([peer], session_pb2.CoordinatorMessage(permit=permit))
+
+    def _revocations(self) -> session_pb2.CoordinatorMessage:
+        return session_pb2.CoordinatorMessage(revoked=session_pb2.Revoked(serials=self._revoked))
+
     def advance(self, generation: Generation) -> None:
         """Older generations' frames are not sent any more."""
         for session in self._sessions.values():
@@ -149,6 +168,8 @@ class Sessions:
             word = session_pb2.CoordinatorMessage(rejected=rejected)
         session.dismiss(word, reason)
         self._forget(session)
+        if removed:
+            self._on_removed(peer)
 
     def expel_silent(self) -> None:
         """End the sessions whose lease is over."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
+from atoll.coordinator.identity.enrolment import LIFETIME
 from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.schedule import LearningRateSchedule
@@ -17,7 +19,8 @@ from atoll.protocol.job import Job
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
     """``listen`` is HOST:PORT, port 0 for a free one; ``state`` the folder that holds all of the run; ``resume`` is where there
-    are snapshots to go on from; ``chaos`` what a fault plan has this coordinator do."""
+    are snapshots to go on from; ``chaos`` what a fault plan has this coordinator do. ``insecure``: plain text, for
+    peers on this machine; ``certificate_lifetime`` is of peers' certificates."""
 
     job: Job
     listen: str
@@ -28,6 +31,8 @@ class CoordinatorSettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     survey: SurveyLimits = field(default_factory=SurveyLimits)
     chaos: FaultPoints = field(default_factory=FaultPoints, compare=False, repr=False)
+    insecure: bool = False
+    certificate_lifetime: timedelta = LIFETIME
 
     def run_settings(self) -> RunSettings:
         """What the state machine needs of it."""

@@ -63,12 +63,15 @@ class StateFolder:
         self.journal.write_job(text)
         write_whole(self.path / JOB, text)
 
-    def write_address(self, address: str) -> None:
-        """Say where the coordinator listens, for commands on this machine; readers see the whole file or none."""
+    def write_address(self, bound: str, *, insecure: bool = False) -> None:
+        """Say where the coordinator listens, for commands on this machine and for invitations, and whether in plain text;
+        readers see the whole file or none."""
+        address = bound
         listens = parse_address(address)
         if listens.is_unspecified:
             address = str(Address("::1" if ":" in listens.host else "127.0.0.1", listens.port))
-        write_whole(self.path / ADDRESS, json.dumps({"address": address, "pid": os.getpid()}) + "\n")
+        entry = {"address": address, "pid": os.getpid(), "listens": bound, "insecure": insecure}
+        write_whole(self.path / ADDRESS, json.dumps(entry) + "\n")
 
     @property
     def listened(self) -> int | None:

@@ -17,11 +17,12 @@ from atoll.compression.registry import decode_message
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.store import Store, StoreWriter
 from atoll.coordinator.store_calls import CALL_SECONDS, StoreCalls
-from atoll.protocol.errors import AtollError, LinkError, ResourceError
+from atoll.protocol.errors import AtollError, IdentityRefused, LinkError, ResourceError
 from atoll.protocol.fetching import Fetching, Inquiry, Intake
 from atoll.protocol.framing import Incoming
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
+from atoll.protocol.security import Security
 from atoll.protocol.transfer import COORDINATOR
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class StoreKeeping:
         calls: StoreCalls,
         max_bytes_per_second: float | None = None,
         clock: Callable[[], float] = time.time,
+        security: Security | None = None,
     ) -> None:
+        self._security = security
         self._store = store
         self._run_id = run_id
         self._job = job
@@ -89,7 +92,7 @@ class StoreKeeping:
             fetching = Fetching(self._inquiry(wanted), peer, wanted.addresses[peer], Intake(judge=_judge, take=take), rests)
             try:
                 await fetching.run(names)
-            except LinkError as error:
+            except (LinkError, IdentityRefused) as error:
                 _log.info("for the store: %s", error)
         return list(missing)
 
@@ -101,6 +104,7 @@ class StoreKeeping:
             step=wanted.step,
             snapshot=True,
             max_bytes_per_second=self._max_bytes_per_second,
+            security=self._security,
         )
 
 

@@ -32,6 +32,9 @@ from atoll.protocol.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
+_PROBE_SLACK_SECONDS = 30.0
+"""For which a probe is permitted beyond its limit: messages take their time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surveyed:
@@ -171,6 +174,9 @@ class Surveyor:
             limit_seconds=self._limits.probe_seconds,
             latency_only=request.pair.latency_only,
         )
+        if target is not None:
+            seconds = self._limits.probe_seconds + _PROBE_SLACK_SECONDS
+            self._sessions.permit(target.name, request.peer, session_pb2.Permit.PERMIT_PROBE, seconds)
         self._sessions.tell([request.peer], session_pb2.CoordinatorMessage(probe=probe))
 
     async def _send(self, request: MeasureKinds, generation: Generation, measuring: SegmentMeasuring) -> None:

@@ -12,8 +12,9 @@ import grpc.aio
 from torch import Tensor
 
 from atoll.compression.registry import decode_message, encode_message
-from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.errors import IdentityRefused, LinkError, WireError
 from atoll.protocol.framing import Arrived, CorruptSender, GaveUp, MessageStream, frames_of
+from atoll.protocol.guard import not_own_name
 from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
 from atoll.protocol.outbox import Outbox
@@ -38,8 +39,8 @@ async def receive_state(
 
     ``accept`` judges each header (by peer, name, shape, ...) before anything is allocated. ``on_tensor`` is awaited for one
     tensor after the other; the peer hears that its state is stored only when this returned. Raises LinkError when the peer is
-    gone, silent or keeps sending damaged messages, WireError for bytes that cannot be decoded, and what ``on_tensor`` raises
-    (a full disk); the caller aborts the stream with the sentence.
+    gone, silent or keeps sending damaged messages, IdentityRefused when it is not who it says it is, WireError for bytes that
+    cannot be decoded, and what ``on_tensor`` raises (a full disk); the caller aborts the stream with the sentence.
     """
     try:
         frame: object = await asyncio.wait_for(context.read(), _HELLO_SECONDS)
@@ -48,6 +49,8 @@ async def receive_state(
     if not isinstance(frame, frames_pb2.Frame) or not frame.HasField("hello"):
         raise WireError("the first frame of a state transfer must be a hello")
     peer = PeerId(frame.hello.peer)
+    if (foreign := not_own_name(peer)) is not None:
+        raise IdentityRefused(foreign)
     await _Receiver(peer, context, lambda header: accept(peer, header), on_tensor, silence_seconds).run()
     return peer
 

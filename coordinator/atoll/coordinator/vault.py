@@ -24,6 +24,7 @@ from atoll.coordinator.store_calls import CALL_SECONDS, LOOK_SECONDS, StoreCalls
 from atoll.coordinator.store_keeping import StoreKeeping, Wanted
 from atoll.protocol.errors import DamagedSnapshot, ResourceError
 from atoll.protocol.ids import PeerId, StepNumber
+from atoll.protocol.security import Security
 
 FIELD = "durability.store"
 FAR_BYTES_PER_SECOND = 16.0 * 2**20
@@ -36,13 +37,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VaultSettings:
     """``url`` is the job's store, None without one, filled no faster than ``max_bytes_per_second`` (None: by what kind of store
-    it is); ``origin`` is what the run began from, if that was a snapshot."""
+    it is); ``origin`` is what the run began from, if that was a snapshot; ``security`` protects connections to peers."""
 
     url: str | None
     max_bytes_per_second: float | None = None
     run_id: str
     job: str
     origin: Origin | None = None
+    security: Security | None = None
 
 
 class Vault:
@@ -58,7 +60,9 @@ class Vault:
         self._keeping = None
         if self._store is not None:
             rate = _rate(settings.max_bytes_per_second, self._store)
-            self._keeping = StoreKeeping(self._store, settings.run_id, settings.job, self._calls, rate)
+            self._keeping = StoreKeeping(
+                self._store, settings.run_id, settings.job, self._calls, rate, security=settings.security
+            )
         self._states: dict[StepNumber, StoredState] = {}
         self._damaged: set[StepNumber] = set()
         self._current: StoredState | None = None

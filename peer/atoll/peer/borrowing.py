@@ -24,6 +24,7 @@ from atoll.protocol.fetching import Fetching, Inquiry, Intake
 from atoll.protocol.framing import Incoming
 from atoll.protocol.ids import PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage
+from atoll.protocol.security import Security
 from atoll.protocol.state import state_judge
 
 OnBytes = Callable[[int], None]
@@ -41,6 +42,7 @@ async def borrow_state(
     run_id: str = "",
     own_disk: OwnDisk | None = None,
     chaos: FaultPoints | None = None,
+    security: Security | None = None,
 ) -> dict[str, Tensor]:
     """The state of all names that have a donor, by the names of ``atoll.protocol.state``. All donors together are asked to send
     no more than ``max_download`` bytes a second.
@@ -56,6 +58,7 @@ async def borrow_state(
         generation=assignment.generation,
         step=assignment.committed_step,
         max_bytes_per_second=share,
+        security=security,
     )
     return await _Borrowing(inquiry, assignment, on_bytes, own_disk, chaos or FaultPoints()).run()
 

@@ -48,6 +48,17 @@ MaxDownload = Annotated[str | None, typer.Option(metavar="RATE", help="Be sent n
 def join(
     coordinator: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where `atoll run` listens.")],
     name: Annotated[str | None, typer.Option(help="What this peer is called; by default host name and process id.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="ATOLL_TOKEN", show_envvar=False, help="What `atoll invite` printed; or ATOLL_TOKEN."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file that holds the token: no other user sees it then."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="In plain text, to a coordinator on this machine that was started so as well.")
+    ] = False,
     device: Device = None,
     threads: Threads = None,
     max_memory: MaxMemory = None,
@@ -74,7 +85,15 @@ def join(
     from atoll.peer.notice import notice_url_of_flag
     from atoll.peer.profile import choose_device
     from atoll.peer.returning import Patience
-    from atoll.peer.settings import PeerSettings, default_cache, default_name, rate_of_flag, seconds_of_flag, size_of_flag
+    from atoll.peer.settings import (
+        PeerSettings,
+        default_cache,
+        default_name,
+        rate_of_flag,
+        seconds_of_flag,
+        size_of_flag,
+        token_of_flags,
+    )
     from atoll.protocol.channel import parse_address
     from atoll.protocol.fault_points import FaultPoints
 
@@ -89,6 +108,8 @@ def join(
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
         cache=cache or default_cache(),
         snapshots=snapshots,
+        token=token_of_flags(token, token_file),
+        insecure=insecure,
         max_upload=None if max_upload is None else rate_of_flag(max_upload, "--max-upload"),
         max_download=None if max_download is None else rate_of_flag(max_download, "--max-download"),
         chaos=FaultPoints.from_environment(os.environ),

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from atoll.protocol.channel import open_channel
+from atoll.protocol.channel import open_channel, parse_address
 from atoll.protocol.errors import SessionError, WireError
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import Arrived, MessageStream
@@ -18,7 +18,9 @@ from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, MessageHeader
 from atoll.protocol.outbox import Outbox
 from atoll.protocol.pacing import Pacer
+from atoll.protocol.presented import why_refused
 from atoll.protocol.pump import STREAM_ERRORS
+from atoll.protocol.security import MutualTls, Security
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import frames_pb2, session_pb2, session_pb2_grpc
 
@@ -29,6 +31,7 @@ _LIMITS = {
     Kind.BATCH: MAX_BATCH_BYTES,
     Kind.MEASUREMENT: MAX_ASSIGNMENT_BYTES + MAX_BATCH_BYTES,
 }
+_NOT_FOR_US = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 FLUSH_SECONDS = 1.0  # for the last words of a peer that ends
 
 SessionCall: TypeAlias = grpc.aio.StreamStreamCall[session_pb2.PeerMessage, session_pb2.CoordinatorMessage]
@@ -46,12 +49,14 @@ class Connection:
         on_lost: Callable[[str], None],
         pacers: Sequence[Pacer] = (),
         chaos: FaultPoints | None = None,
+        security: Security | None = None,
     ) -> None:
         self._chaos = chaos or FaultPoints()
         self._address = address
         self._on_received = on_received
         self._on_lost = on_lost
-        self._channel = open_channel(address)
+        self._security = security
+        self._channel = open_channel(address, security)
         self.stub = session_pb2_grpc.CoordinatorStub(self._channel)
         self._outbox: Outbox[session_pb2.PeerMessage] = Outbox(
             own=own, other=COORDINATOR, stream=MessageStream(_accept), wrap=_wrap, pacers=pacers
@@ -64,9 +69,12 @@ class Connection:
         try:
             await asyncio.wait_for(self._channel.channel_ready(), timeout_seconds)
         except TimeoutError:
+            if isinstance(self._security, MutualTls):
+                reason = await why_refused(parse_address(self._address), self._security.credentials)
+                raise SessionError(f"no session with the coordinator at {self._address}: {reason}") from None
             raise SessionError(
                 f"no coordinator answers at {self._address} after {timeout_seconds:g} s: check that `atoll run` is running "
-                "there with --listen on that port, and that no firewall is in between"
+                "there with --listen on that port and with --insecure as well, and that no firewall is in between"
             ) from None
         self._call = self.stub.Session()
         self._tasks = [
@@ -108,6 +116,10 @@ class Connection:
                 self._received(message)
             reason = _ending(self._address, await call.code(), await call.details())
         except grpc.aio.AioRpcError as error:
+            if error.code() in _NOT_FOR_US:
+                rejected = session_pb2.Rejected(reason=error.details() or error.code().name)
+                self._on_received(session_pb2.CoordinatorMessage(rejected=rejected))
+                return
             reason = _ending(self._address, error.code(), error.details())
         except WireError as error:
             reason = f"the coordinator at {self._address} broke the protocol: {error}"

@@ -20,6 +20,7 @@ from atoll.protocol.fetching import Fetching, Inquiry, Intake
 from atoll.protocol.framing import Incoming
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
+from atoll.protocol.security import Security
 from atoll.protocol.v1 import session_pb2
 
 
@@ -31,6 +32,7 @@ class Copier:
     run_id: str
     folder: SnapshotFolder
     max_download: float | None = None
+    security: Security | None = None
 
 
 class Copying:
@@ -117,6 +119,7 @@ class _Arrival:
             step=self._step,
             snapshot=True,
             max_bytes_per_second=copier.max_download,
+            security=copier.security,
         )
         intake = Intake(judge=_judge, take=self._take)
         rests: dict[str, Incoming] = {}

@@ -12,6 +12,7 @@ from typing import Any
 from atoll.compression.registry import decode_message
 from atoll.peer.connection import Received
 from atoll.peer.engine import Engine
+from atoll.peer.enrolling import Belonging
 from atoll.peer.errands import Errands
 from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice, SnapshotWritten
 from atoll.peer.faults import fault_of
@@ -25,6 +26,7 @@ from atoll.peer.profile import measure
 from atoll.peer.session import Session
 from atoll.peer.session_values import (
     Advance,
+    Allow,
     AssignmentArrived,
     Compute,
     Connect,
@@ -45,6 +47,7 @@ from atoll.peer.session_values import (
     LongAlone,
     MeasureLink,
     Outcome,
+    Revoke,
     SessionEvent,
     SessionState,
     ShellFault,
@@ -78,6 +81,7 @@ class Peer:
         self._pacers: tuple[Pacer, ...] = () if settings.max_upload is None else (Pacer(settings.max_upload),)
         self._memory = MemoryUse(settings.device)
         self._engine: Engine | None = None
+        self._belonging = Belonging(settings)
         self._line = Line(settings, self._on_coordinator, self._on_connection_lost, self._pacers)
         self._introduction: session_pb2.Join | None = None
         self._join_by = 0.0
@@ -139,7 +143,8 @@ class Peer:
             declared_flops=settings.flops_per_second,
             cache=settings.cache,
         )
-        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers)
+        security = self._line.security = await self._belonging.open()
+        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers, security)
         self._errands = Errands(settings, self._line, engine, self._memory, self._feed, self._pacers)
         await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
@@ -149,6 +154,7 @@ class Peer:
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await self._line.open(await self._joining(), settings.connect_seconds)
         self._spawn(self._watch_joining(), self._tasks)
+        self._spawn(self._belonging.keep_renewing(), self._tasks)
         if settings.notice_url is not None:
             self._spawn(watch_for_notice(settings.notice_url, self.leave_in_order), self._tasks)
 
@@ -260,6 +266,10 @@ class Peer:
                 self._spawn(self._doing.probe(instruction.probe), self._over_session)
             case CopyOver():
                 self._spawn(self._doing.copy(instruction.copy), self._tasks)
+            case Allow():
+                self._allow(instruction.permit)
+            case Revoke():
+                self._belonging.revoke(instruction.serials)
             case KeepOnly():
                 self._spawn(self._snapshots.keep_only(instruction.steps), self._tasks)
             case LeaveLater():
@@ -301,6 +311,10 @@ class Peer:
     def _snapshots(self) -> Snapshots:
         assert self._engine is not None
         return self._engine.snapshots
+
+    def _allow(self, permit: session_pb2.Permit) -> None:
+        assert self._engine is not None
+        self._engine.permits.grant(permit)
 
     def _use_codecs(self, instruction: UseCodecs) -> None:
         assert self._engine is not None

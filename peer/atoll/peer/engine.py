@@ -16,6 +16,7 @@ from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.lending import Lending
 from atoll.peer.links import Links, LinkSettings
 from atoll.peer.measurement_cache import MeasurementCache
+from atoll.peer.permits import Permits
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
 from atoll.peer.profile import Profile
 from atoll.peer.settings import PeerSettings
@@ -28,6 +29,7 @@ from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import Kind, Message, MessageHeader
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_server import ProbesServicer
+from atoll.protocol.security import MutualTls, Security
 from atoll.protocol.v1 import session_pb2
 
 CREDIT = 16  # messages of a kind that a neighbour may have unused: enough to fill a link of 100 ms, bounded for a slow stage
@@ -35,7 +37,8 @@ CLOSE_SECONDS = 2.0  # how long a peer that ends waits for the operator that is 
 
 
 class Engine:
-    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop; ``pacers`` bound what is sent."""
+    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop; ``pacers`` bound what is sent.
+    Without ``security`` in plain text."""
 
     def __init__(
         self,
@@ -44,16 +47,27 @@ class Engine:
         on_notice: Callable[[Notice], None],
         on_fault: Callable[[LinkError], None],
         pacers: Sequence[Pacer] = (),
+        security: Security | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
         self._memory_bytes = profile.memory_bytes
         own = PeerId(settings.name)
-        self._links = Links(own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos)
-        self.snapshots = Snapshots(settings, self._notify)
+        self._security = security
+        self.permits = Permits(required=isinstance(security, MutualTls))
+        self._links = Links(
+            own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos, security=security
+        )
+        self.snapshots = Snapshots(settings, self._notify, security)
         background = (*pacers, self._links.courtesy)
-        self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored)
-        self._probes = ProbesServicer(settings.name, pacers=pacers, max_download=settings.max_download, chaos=settings.chaos)
+        self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored, permits=self.permits)
+        self._probes = ProbesServicer(
+            settings.name,
+            pacers=pacers,
+            max_download=settings.max_download,
+            chaos=settings.chaos,
+            refusal=lambda name: self.permits.refusal(name, session_pb2.Permit.PERMIT_PROBE),
+        )
         self._pipeline = Pipeline(
             PipelineSurroundings(
                 device=profile.device,
@@ -72,7 +86,7 @@ class Engine:
     async def start(self, listen: str, num_threads: int | None) -> str:
         """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
         servicers = [self._links.register, self.lending.register, self._probes.register]
-        self._server, bound = await start_server(servicers, listen)
+        self._server, bound = await start_server(servicers, listen, security=self._security)
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
         self._thread.start()
         if self.snapshots.writer is not None:

@@ -75,6 +75,7 @@ class Errands:
                 run_id=run_id,
                 own_disk=self._engine.snapshots.stored,
                 chaos=chaos,
+                security=self._line.security,
             )
         except AtollError as error:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing=doing)))
@@ -116,6 +117,7 @@ class Errands:
             pacers=self._pacers,
             max_download=self._settings.max_download,
             chaos=self._settings.chaos,
+            security=self._line.security,
         )
         self._line.tell(session_pb2.PeerMessage(probed=probed))
 

@@ -2,7 +2,7 @@
 
 A borrower may ask before this peer has heard of the change of plan, or while its compute thread ends an operator: it is kept
 waiting for a while. Whom the coordinator did not name, or who asks under another generation or for another step, is refused.
-A snapshot on the disk is anybody's in the run.
+A snapshot on the disk is given to whom the coordinator has permitted that, and to the coordinator itself.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ import torch
 
 from atoll.compression.registry import encode_message
 from atoll.peer.events import StateKept
+from atoll.peer.permits import Permits
 from atoll.peer.snapshot_folder import StoredState
 from atoll.protocol.errors import DamagedSnapshot
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import frames_of
-from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
+from atoll.protocol.guard import not_own_name
+from atoll.protocol.ids import COORDINATOR, Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.pacing import Pacer, paced_chunk_bytes, pacers_with, take_turns
 from atoll.protocol.sending import urgency
 from atoll.protocol.state import grouped, state_digest
 from atoll.protocol.transfer import TRANSFER_SILENCE_SECONDS
-from atoll.protocol.v1 import frames_pb2, state_pb2, state_pb2_grpc
+from atoll.protocol.v1 import frames_pb2, session_pb2, state_pb2, state_pb2_grpc
 
 Context = grpc.aio.ServicerContext[state_pb2.StateRequest, state_pb2.StatePart]
 Disk = Callable[[StepNumber], StoredState]
@@ -109,10 +111,12 @@ class Lending(state_pb2_grpc.StateServicer):
         chaos: FaultPoints | None = None,
         *,
         disk: Disk = nothing_stored,
+        permits: Permits | None = None,
     ) -> None:
         self.run_id = ""
         self._own = own
         self._disk = disk
+        self._permits = permits or Permits(required=False)
         self._pacers = tuple(pacers)
         self._chaos = chaos or FaultPoints()
         self._loan: Loan | None = None
@@ -135,6 +139,8 @@ class Lending(state_pb2_grpc.StateServicer):
     async def Fetch(self, request: state_pb2.StateRequest, context: Context) -> None:
         """Gives state to one borrower."""
         await self._chaos.passable(request.peer)
+        if (foreign := not_own_name(request.peer)) is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, foreign)
         if request.run_id and self.run_id and request.run_id != self.run_id:
             reason = f"{self._own} is in the run {self.run_id}, not in {request.run_id}"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
@@ -162,6 +168,10 @@ class Lending(state_pb2_grpc.StateServicer):
         return loan
 
     async def _snapshot(self, request: state_pb2.StateRequest, context: Context) -> Snapshot:
+        if request.peer != COORDINATOR:
+            reason = await self._permits.refusal(request.peer, session_pb2.Permit.PERMIT_COPY, request.step)
+            if reason is not None:
+                await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, reason)
         snapshot = await asyncio.to_thread(Snapshot, self._disk, StepNumber(request.step))
         reason = snapshot.refusal(request)
         if reason is not None:

@@ -17,6 +17,7 @@ from atoll.peer.settings import PeerSettings
 from atoll.protocol.errors import SessionError
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.pacing import Pacer
+from atoll.protocol.security import Security
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 
 ATTEMPT_SECONDS = 5.0
@@ -39,6 +40,7 @@ class Line:
         self._on_received = on_received
         self._on_lost = on_lost
         self._pacers = pacers
+        self.security: Security | None = None  # plain text, until this peer is somebody
         self._connection: Connection | None = None
         self._returning = Returning(settings.patience)
         self._closing: set[asyncio.Task[None]] = set()
@@ -143,7 +145,7 @@ class Line:
             if connection is self._connection:
                 self._on_lost(reason)
 
-        connection = Connection(own, address, received, lost, self._pacers, self._settings.chaos)
+        connection = Connection(own, address, received, lost, self._pacers, self._settings.chaos, self.security)
         return connection
 
     def _give_up(self, wish: GoBack, disk: str) -> str:

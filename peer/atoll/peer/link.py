@@ -20,7 +20,7 @@ import grpc.aio
 
 from atoll.peer.link_usage import UsageTable
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
-from atoll.protocol.errors import LinkError
+from atoll.protocol.errors import IdentityRefused, LinkError
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES, Accept, Arrived, CorruptSender, GaveUp, MessageStream
 from atoll.protocol.ids import Generation, PeerId
@@ -28,6 +28,7 @@ from atoll.protocol.messages import EncodedMessage, Kind, MessageKey
 from atoll.protocol.outbox import Dispatch, Outbox
 from atoll.protocol.pacing import Pacer, paced_chunk_bytes, pacers_with
 from atoll.protocol.pump import STREAM_ERRORS, Duplex, FramePump, describe
+from atoll.protocol.security import Security
 from atoll.protocol.v1 import frames_pb2, frames_pb2_grpc
 
 _logger = logging.getLogger(__name__)
@@ -79,8 +80,10 @@ class Link:
         pacers: Sequence[Pacer] = (),
         max_bytes_per_second: float | None = None,
         chaos: FaultPoints | None = None,
+        security: Security | None = None,
     ) -> None:
         self.peer = peer
+        self._security = security
         self._own = own
         self._address = address
         self._plan = self._generation = generation
@@ -290,25 +293,28 @@ class Link:
 
     async def _dial(self, address: str) -> None:
         pause = _FIRST_PAUSE_SECONDS
-        async with open_channel(address) as channel:
-            stub = frames_pb2_grpc.LinksStub(channel)
-            while True:
-                await self._chaos.passable(self.peer)
-                call = stub.Link()
-                try:
-                    await self._say_hello(call)
-                    pause = _FIRST_PAUSE_SECONDS
-                    await self.serve(call)
-                except LinkError as error:
-                    return self._give_up(error)
-                except (*STREAM_ERRORS, TimeoutError) as error:
-                    self._problem = describe(error)
-                    if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRY_CODES:
-                        return self._give_up(LinkError(self.peer, f"it refuses: {self._problem}"))
-                finally:
-                    call.cancel()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        while True:
+            await self._chaos.passable(self.peer)
+            try:
+                # A channel each time: it shows the certificate that is valid now.
+                async with open_channel(address, self._security, self.peer) as channel:
+                    call = frames_pb2_grpc.LinksStub(channel).Link()
+                    try:
+                        await self._say_hello(call)
+                        pause = _FIRST_PAUSE_SECONDS
+                        await self.serve(call)
+                    finally:
+                        call.cancel()
+            except LinkError as error:
+                return self._give_up(error)
+            except IdentityRefused as error:
+                return self._give_up(LinkError(self.peer, str(error)))
+            except (*STREAM_ERRORS, TimeoutError) as error:
+                self._problem = describe(error)
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _RETRY_CODES:
+                    return self._give_up(LinkError(self.peer, f"it refuses: {self._problem}"))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _say_hello(self, call: grpc.aio.StreamStreamCall[frames_pb2.Frame, frames_pb2.Frame]) -> None:
         hello = frames_pb2.Hello(peer=self._own, generation=self._plan, protocol_version=PROTOCOL_VERSION)

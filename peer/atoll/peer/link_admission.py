@@ -10,6 +10,7 @@ import grpc.aio
 
 from atoll.peer.link import Link
 from atoll.protocol.channel import PROTOCOL_VERSION
+from atoll.protocol.guard import not_own_name
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.v1 import frames_pb2, frames_pb2_grpc
 
@@ -59,4 +60,6 @@ class LinksServicer(frames_pb2_grpc.LinksServicer):
                 f"{frame.hello.protocol_version}: install the same version of Atoll on both"
             )
             raise NotAdmitted(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        if (foreign := not_own_name(frame.hello.peer)) is not None:
+            raise NotAdmitted(grpc.StatusCode.PERMISSION_DENIED, foreign)
         return frame.hello

@@ -32,6 +32,7 @@ from atoll.protocol.framing import urgency
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageHeader, MessageKey
 from atoll.protocol.pacing import Pacer
+from atoll.protocol.security import Security
 from atoll.protocol.v1 import frames_pb2_grpc, session_pb2
 
 __all__ = ["LinkSettings", "Links"]
@@ -47,7 +48,7 @@ class Links:
 
     ``on_message(peer, message)`` and ``on_fault(error)`` are called on the loop. A fault names the peer to blame; after it
     the link comes back by itself if it can, but messages of the present generation may be lost. ``pacers`` bound what all links
-    send together. ``courtesy`` is for whoever sends in the background beside them.
+    send together. Without ``security`` in plain text. ``courtesy`` is for whoever sends in the background beside them.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Links:
         on_fault: Callable[[LinkError], None],
         pacers: Sequence[Pacer] = (),
         chaos: FaultPoints | None = None,
+        security: Security | None = None,
     ) -> None:
         self._own = own
+        self._security = security
         self._on_message = on_message
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
@@ -217,6 +220,7 @@ class Links:
             pacers=self._pacers,
             max_bytes_per_second=neighbour.max_bytes_per_second,
             chaos=self._chaos,
+            security=self._security,
         )
         link.open()
         return link

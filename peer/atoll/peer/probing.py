@@ -10,6 +10,7 @@ from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import PeerId
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_client import ProbeTarget, probe_link
+from atoll.protocol.security import Security
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import session_pb2
 
@@ -25,6 +26,7 @@ async def answer_probe(
     pacers: Sequence[Pacer] = (),
     max_download: float | None = None,
     chaos: FaultPoints | None = None,
+    security: Security | None = None,
 ) -> session_pb2.Probed:
     """Measures the link to the peer that ``probe`` names, or to the coordinator at the address ``coordinator``."""
     target = ProbeTarget(name=PeerId(probe.peer or COORDINATOR), address=probe.address or coordinator)
@@ -39,6 +41,7 @@ async def answer_probe(
             latency_only=probe.latency_only,
             pacers=pacers,
             max_download=max_download,
+            security=security,
         )
     except AtollError as error:
         return session_pb2.Probed(number=probe.number, failure=str(error))

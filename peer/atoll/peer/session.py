@@ -44,6 +44,7 @@ from atoll.peer.events import (
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.session_values import (
     Advance,
+    Allow,
     AssignmentArrived,
     Compute,
     Connect,
@@ -63,6 +64,7 @@ from atoll.peer.session_values import (
     LongAlone,
     MeasureLink,
     Outcome,
+    Revoke,
     SessionEvent,
     SessionState,
     ShellFault,
@@ -177,6 +179,10 @@ class Session:
                 return [KeepOnly(frozenset(StepNumber(step) for step in message.keep_snapshots.steps))]
             case "probe":
                 return [MeasureLink(message.probe)]
+            case "permit":
+                return [Allow(message.permit)]
+            case "revoked":
+                return [Revoke(tuple(message.revoked.serials))]
             case "end":
                 return self._ended(message.end)
             case "rejected":

@@ -223,6 +223,20 @@ class MeasureLink:
 
 
 @dataclass(frozen=True, slots=True)
+class Allow:
+    """Another peer may ask this one for something, for a while."""
+
+    permit: session_pb2.Permit
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """These certificates, and no others, are revoked."""
+
+    serials: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CopyOver:
     """Fetch a part of a snapshot from another peer's disk, and tell the coordinator."""
 
@@ -269,6 +283,8 @@ Instruction: TypeAlias = (
     | GoBack
     | Upload
     | MeasureLink
+    | Allow
+    | Revoke
     | CopyOver
     | KeepOnly
     | LeaveLater

@@ -16,17 +16,21 @@ from atoll.peer.settings import PeerSettings
 from atoll.peer.snapshot_folder import Held, SnapshotFolder, StoredState, wall_clock
 from atoll.peer.snapshot_writer import SnapshotWriter
 from atoll.protocol.ids import PeerId, StepNumber
+from atoll.protocol.security import Security
 from atoll.protocol.v1 import session_pb2
 
 
 class Snapshots:
     """``notify`` may be called by any thread."""
 
-    def __init__(self, settings: PeerSettings, notify: Callable[[SnapshotWritten], None]) -> None:
+    def __init__(
+        self, settings: PeerSettings, notify: Callable[[SnapshotWritten], None], security: Security | None = None
+    ) -> None:
         own, where = PeerId(settings.name), settings.snapshots or settings.cache
         self.run_id = ""
         self._own = own
         self._notify = notify
+        self._security = security
         self._max_download = settings.max_download
         self._copying = Copying()
         self._removing: set[asyncio.Task[None]] = set()
@@ -69,6 +73,7 @@ class Snapshots:
             run_id=self.run_id,
             folder=self._folder,
             max_download=self._max_download,
+            security=self._security,
         )
         return await self._copying.copy(copier, request)
 

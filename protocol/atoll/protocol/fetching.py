@@ -19,6 +19,7 @@ from atoll.protocol.framing import MAX_ATTEMPTS, Arrived, Incoming, MessageStrea
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
 from atoll.protocol.pump import STREAM_ERRORS, describe
+from atoll.protocol.security import Security
 from atoll.protocol.state import split_name, state_digest
 from atoll.protocol.transfer import TRANSFER_SILENCE_SECONDS
 from atoll.protocol.v1 import state_pb2, state_pb2_grpc
@@ -32,7 +33,8 @@ _RETRY_CODES = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """Who asks, and for state of which moment; ``snapshot``: for what is on the disk, whatever the plan."""
+    """Who asks, and for state of which moment; ``snapshot``: for what is on the disk, whatever the plan. Without
+    ``security`` in plain text."""
 
     own: PeerId
     run_id: str
@@ -40,6 +42,7 @@ class Inquiry:
     step: StepNumber
     snapshot: bool = False
     max_bytes_per_second: float | None = None
+    security: Security | None = None
 
 
 async def _at_once() -> None:
@@ -79,7 +82,7 @@ class Fetching:
         or sends what is damaged or not wanted; it is asked again as long as something more arrives each time."""
         # One that broke off comes first: that is the only one that can go on.
         self._missing = sorted(names, key=lambda name: name not in self._rests)
-        async with open_channel(self._address) as channel:
+        async with open_channel(self._address, self._inquiry.security, self._peer) as channel:
             stub = state_pb2_grpc.StateStub(channel)
             vain = 0
             while self._missing and vain < MAX_ATTEMPTS:

@@ -21,7 +21,8 @@ from atoll.protocol.access import is_allowed, refusal
 from atoll.protocol.call_limits import CallLimits
 from atoll.protocol.errors import IdentityRefused
 from atoll.protocol.handshakes import HandshakeWatch
-from atoll.protocol.identity import Caller, Verifier
+from atoll.protocol.identity import Caller, Role, Verifier
+from atoll.protocol.ids import COORDINATOR
 
 _log = logging.getLogger(__name__)
 _CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -38,7 +39,7 @@ def caller() -> Caller | None:
 def not_own_name(name: str) -> str | None:
     """Why the caller must not speak for ``name``; None when that is its own, or nobody has shown theirs."""
     found = _CALLER.get()
-    if found is None or found.name == name:
+    if found is None or found.name == name or (found.role is Role.COORDINATOR and name == COORDINATOR):
         return None
     return f"the certificate is that of {found}, the message says it comes from {name[:80]!r}"
 
@@ -112,6 +113,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     async def _admit(self, method: str, context: Context) -> Caller | None:
         """Who calls; ends the call of whoever may not."""
         self.handshakes.spoke(context.peer(), time.monotonic())
+        if method.endswith("/Enrol"):
+            # Whoever enrols has looked at the authority before, over a connection on which nothing was said.
+            self.handshakes.spoke(f"{context.peer()} before", time.monotonic())
         if self._verifier is None:
             return None
         try:

@@ -17,6 +17,7 @@ from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_exchange import read_frame, receive_load, send_load
 from atoll.protocol.probing import DIRECTION_SECONDS, NUM_ECHOES
 from atoll.protocol.pump import STREAM_ERRORS, describe
+from atoll.protocol.security import Security
 from atoll.protocol.v1 import probe_pb2_grpc
 from atoll.protocol.v1.probe_pb2 import ProbeFrame, ProbeHello, ProbeStart
 
@@ -52,14 +53,16 @@ async def probe_link(
     latency_only: bool = False,
     pacers: Sequence[Pacer] = (),
     max_download: float | None = None,
+    security: Security | None = None,
 ) -> LinkSpeed:
     """Measures the link to ``target``. Raises LinkError, after ``limit_seconds`` at the latest.
 
     What is uploaded is paced by ``pacers``; the other end is asked to send no more than ``max_download`` bytes a second.
+    Without ``security`` in plain text.
     """
     probe = _Probe(own, target, limit_seconds, tuple(pacers), max_download)
     try:
-        async with asyncio.timeout(limit_seconds), open_channel(target.address) as channel:
+        async with asyncio.timeout(limit_seconds), open_channel(target.address, security, target.name) as channel:
             return await probe.run(probe_pb2_grpc.ProbesStub(channel), latency_only=latency_only)
     except TimeoutError:
         raise LinkError(target.name, f"no measurement within {limit_seconds:g} s: {probe.state()}") from None

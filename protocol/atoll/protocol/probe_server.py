@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -11,6 +11,7 @@ import grpc.aio
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import WireError
 from atoll.protocol.fault_points import FaultPoints
+from atoll.protocol.guard import not_own_name
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_exchange import receive_load, send_load
 from atoll.protocol.probing import DIRECTION_SECONDS, MAX_SECONDS
@@ -26,8 +27,14 @@ _LONGEST_TRIP_SECONDS = 10.0
 ProbeContext = grpc.aio.ServicerContext[ProbeFrame, ProbeFrame]
 
 
+async def _everybody(name: str) -> str | None:
+    """Nobody is refused."""
+    return None
+
+
 class ProbesServicer(probe_pb2_grpc.ProbesServicer):
-    """``name`` is who answers. What is sent is paced by ``pacers``, what comes by ``max_download`` bytes a second."""
+    """``name`` is who answers. What is sent is paced by ``pacers``, what comes by ``max_download`` bytes a second.
+    ``refusal`` says why a dialler of that name is not served, None when it is."""
 
     def __init__(
         self,
@@ -37,12 +44,14 @@ class ProbesServicer(probe_pb2_grpc.ProbesServicer):
         pacers: Sequence[Pacer] = (),
         max_download: float | None = None,
         chaos: FaultPoints | None = None,
+        refusal: Callable[[str], Awaitable[str | None]] = _everybody,
     ) -> None:
         self._name = name
         self._most_at_once = most_at_once
         self._pacers = tuple(pacers)
         self._max_download = max_download
         self._chaos = chaos or FaultPoints()
+        self._refusal = refusal
         self._serving = 0
 
     @property
@@ -84,6 +93,9 @@ class ProbesServicer(probe_pb2_grpc.ProbesServicer):
             theirs = frame.hello.protocol_version
             reason = f"{self._name} speaks protocol {PROTOCOL_VERSION}, not {theirs}: install the same version of Atoll on both"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        refused = not_own_name(frame.hello.name) or await self._refusal(frame.hello.name)
+        if refused is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused)
         return frame.hello
 
     async def _serve(self, context: ProbeContext) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 _SIZES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?I?)B?", re.IGNORECASE)
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:bps|bit/s|bits/s)", re.IGNORECASE)
 _FLOPS = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?)(?:flops|flop/s)?", re.IGNORECASE)
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|m|h|d)")
 
 
 def parse_bytes(text: str) -> int | None:
@@ -32,6 +32,6 @@ def parse_flops(text: str) -> float | None:
 
 
 def parse_seconds(text: str) -> float | None:
-    """``30ms``, ``0.2s`` in seconds; None for anything else."""
+    """``30ms``, ``0.2s``, ``24h`` in seconds; None for anything else."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]

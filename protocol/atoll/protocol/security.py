@@ -16,6 +16,7 @@ import grpc.aio
 
 from atoll.protocol.addresses import Address
 from atoll.protocol.certificates import certificate_of_pem
+from atoll.protocol.errors import IdentityRefused
 from atoll.protocol.guard import Guard
 from atoll.protocol.handshakes import HandshakeWatch
 from atoll.protocol.identity import Role, Verifier, run_of_authority, server_name
@@ -39,16 +40,27 @@ class Security(ABC):
 
 
 class PlainText(Security):
-    """Nothing is encrypted and nobody shows who they are: on loopback alone."""
+    """Nothing is encrypted and nobody shows who they are: on loopback alone. ``anywhere`` is for measurements in a network that
+    is closed, and no flag of a command sets it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, anywhere: bool = False) -> None:
         self.guard = Guard(None)
+        self._anywhere = anywhere
 
     def channel(self, address: Address, to: PeerId, options: Options) -> grpc.aio.Channel:
+        self._check(address)
         return grpc.aio.insecure_channel(str(address), options=options)
 
     def listen(self, server: grpc.aio.Server, address: Address) -> int:
+        self._check(address)
         return server.add_insecure_port(str(address))
+
+    def _check(self, address: Address) -> None:
+        if not (address.is_loopback or self._anywhere):
+            raise IdentityRefused(
+                f"{address} is not on this machine, and plain text is for one machine alone: leave --insecure away, "
+                "and give peers what `atoll invite` prints"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

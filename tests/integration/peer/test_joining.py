@@ -19,7 +19,7 @@ from support.hand_models import transformer
 from support.hand_run import HandRun, RunSettings, samples_of, swarm
 from support.scripted_coordinator import ScriptedCoordinator
 
-BASE = PeerSettings(coordinator=parse_address("127.0.0.1:1"), name="ann", threads=1, connect_seconds=2.0)
+BASE = PeerSettings(coordinator=parse_address("127.0.0.1:1"), name="ann", threads=1, connect_seconds=2.0, insecure=True)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from atoll.protocol.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, Address, parse_address, start_server
-from atoll.protocol.errors import JobError, ResourceError
+from atoll.protocol.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, Address, open_channel, parse_address, start_server
+from atoll.protocol.errors import IdentityRefused, JobError, ResourceError
+from atoll.protocol.security import PlainText
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_the_message_size_limit_is_left_alone() -> None:
     assert not any("message_length" in name for name in names)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
 async def test_port_zero_becomes_a_real_port(host: str) -> None:
     server, address = await start_server([], f"{host}:0")
     assert parse_address(address).port > 0
@@ -74,4 +75,13 @@ async def test_a_second_server_on_the_same_port_is_refused() -> None:
 @pytest.mark.parametrize("listen", ["192.0.2.1:0", "192.0.2.1:7001", "no-such-host.invalid:0", "no-such-host.invalid:7001"])
 async def test_an_address_that_is_not_ours_is_one_sentence(listen: str) -> None:
     with pytest.raises(ResourceError, match=r"cannot listen on .*--listen"):
-        await start_server([], listen)
+        await start_server([], listen, security=PlainText(anywhere=True))
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.1:7000", "coordinator.example:7000"])
+async def test_plain_text_stays_on_this_machine(address: str) -> None:
+    with pytest.raises(IdentityRefused, match="plain text is for one machine alone: leave --insecure away"):
+        open_channel(address)
+    if address.endswith(":0"):
+        with pytest.raises(IdentityRefused, match="is not on this machine"):
+            await start_server([], address)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from atoll.coordinator.cli import finished, peers, plan, run, snapshots, status, swarm
+from atoll.coordinator.cli import finished, invite, peers, plan, run, snapshots, status, swarm
 from atoll.coordinator.cli.exits import exit_with
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("run")(run.command)
 app.command("plan")(plan.command)
 app.command("status")(status.status)
 app.command("peers")(peers.command)
+app.command("invite")(invite.command)
 app.command("snapshots")(snapshots.snapshots)
 app.command("stop")(status.stop)
 app.command("replan")(status.replan)

@@ -46,6 +46,7 @@ class RunOptions:
     min_peers: int
     json: bool
     held: bool
+    insecure: bool = False
     resume: str | None = None
     page: str | None = None
     patience_seconds: float = 24 * 3600.0
@@ -66,6 +67,9 @@ def command(
     patience_hours: Annotated[
         float, typer.Option(min=0.0, help="How long a run that cannot go on waits for peers before it ends.")
     ] = 24.0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Plain text and no invitations, for peers on this machine that say so too.")
+    ] = False,
     held: Annotated[bool, typer.Option("--held", hidden=True, help="End when standard input closes.")] = False,
 ) -> None:
     """Coordinates one run: waits for peers, places the model, trains, and writes the weights."""
@@ -79,6 +83,7 @@ def command(
         min_peers=min_peers,
         json=as_json,
         held=held,
+        insecure=insecure,
         resume=resume,
         page=page,
         patience_seconds=3600.0 * patience_hours,
@@ -100,6 +105,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
         listen=options.listen,
         state=options.state,
         min_peers=options.min_peers,
+        insecure=options.insecure,
         chaos=FaultPoints.from_environment(os.environ),
         resume=options.resume,
         deadlines=Deadlines(waiting_seconds=options.patience_seconds),
@@ -116,6 +122,8 @@ async def run_job(options: RunOptions) -> ExitStatus:
         print(f"listening on {address}, the run is kept in {options.state}", file=_people(options))
         if site is not None:
             print(f"the run's page is {await site.start(coordinator)}", file=_people(options))
+        if not options.insecure:
+            print(f"`atoll invite --state {options.state}` prints the line by which a peer joins", file=_people(options))
         async with _refreshing(views, coordinator):
             outcome = await coordinator.run()
     finally:

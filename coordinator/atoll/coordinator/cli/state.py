@@ -15,10 +15,12 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a coordinator listens, and its process."""
+    """Where a coordinator listens, for this machine and for others, its process, and whether it speaks plain text."""
 
     address: str
     pid: int
+    listens: str = ""
+    insecure: bool = False
 
 
 def new_state(run: str) -> Path:
@@ -35,7 +37,8 @@ def read_address(state: Path) -> Address | None:
         entry = json.loads((state / ADDRESS).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return Address(entry["address"], entry["pid"])
+    address = entry["address"]
+    return Address(address, entry["pid"], entry.get("listens", address), entry.get("insecure", False))
 
 
 def find_address(target: str | None) -> str:

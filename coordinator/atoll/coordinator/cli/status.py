@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from atoll.coordinator.cli import formatting
+from atoll.coordinator.cli.calling import Found, find_coordinator
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, ExistingState, Target
 from atoll.coordinator.cli.report import read_history
-from atoll.coordinator.cli.state import find_address
 from atoll.coordinator.run_files import JOB, WEIGHTS, disk_error
 from atoll.protocol.errors import SessionError
 from atoll.protocol.v1.operator_pb2 import (
@@ -273,22 +273,26 @@ def as_dict(message: StatusReply | PeerStatus | LinkStatus | SnapshotStatus | St
 
 
 def ask(target: str | None, state: Path | None, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
-    """The answer of the coordinator at ``target``, or of the run kept in ``state``. Raises UsageError or SessionError."""
-    if target is not None and state is not None:
-        raise UsageError("give the coordinator or --state, not both")
-    return asyncio.run(_ask_at(find_address(target if state is None else str(state)), question))
+    """The answer of the coordinator at ``target``, or of the run kept in ``state``. Raises UsageError, SessionError or
+    IdentityRefused."""
+    return asyncio.run(_ask_at(find_coordinator(target, state), question))
 
 
-async def _ask_at(address: str, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
+async def _ask_at(found: Found, question: Callable[[OperatorStub], Awaitable[Reply]]) -> Reply:
     import grpc
 
     from atoll.protocol.channel import open_channel
+    from atoll.protocol.presented import why_refused
+    from atoll.protocol.security import MutualTls
 
+    address = str(found.address)
     try:
-        async with open_channel(address) as channel:
+        async with open_channel(address, found.security) as channel:
             return await question(OperatorStub(channel))
     except grpc.aio.AioRpcError as error:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             fix = "the run is over, or its coordinator listens elsewhere"
+            if isinstance(found.security, MutualTls):
+                fix = f"{fix}; {await why_refused(found.address, found.security.credentials)}"
             raise SessionError(f"no coordinator answers at {address}: {fix}") from error
         raise SessionError(f"the coordinator at {address} refuses: {error.details()}") from error

@@ -20,6 +20,7 @@ import typer
 
 from atoll.coordinator.cli.chaos import SwarmChaos
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
+from atoll.coordinator.cli.invite import invite_for_swarm
 from atoll.coordinator.cli.local_fleet import COORDINATOR, LocalPeer, equal_peers, not_imitated, peers_of, trust_of
 from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page
 from atoll.coordinator.cli.processes import Child, end_all
@@ -57,6 +58,7 @@ class SwarmSettings:
     chaos: ChaosPlan | None = None
     page: str | None = None
     json: bool = False
+    insecure: bool = False
 
 
 def command(
@@ -73,6 +75,7 @@ def command(
     ] = None,
     page: Page = None,
     as_json: EventsAsJson = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="In plain text, as nothing leaves this machine.")] = False,
 ) -> None:
     """Trains a job on this machine: a coordinator and several peers, each a process."""
     from atoll.protocol.chaos import load_chaos
@@ -97,6 +100,7 @@ def command(
         chaos=plan,
         page=page,
         json=as_json,
+        insecure=insecure,
     )
     raise typer.Exit(asyncio.run(Swarm(settings).run()))
 
@@ -140,6 +144,7 @@ class Swarm:
         self._running: dict[str, Child] = {}
         self._listen = "127.0.0.1:0"
         self._interrupted = asyncio.Event()
+        self._tokens: dict[str, str] = {}
         self._chaos: SwarmChaos | None = None
         if settings.chaos is not None:
             names = [peer.name for peer in settings.peers]
@@ -186,6 +191,7 @@ class Swarm:
         words += [word for override in settings.overrides for word in ("--set", override)]
         words += ["--json"] if settings.json else []
         words += ["--page", settings.page] if settings.page is not None else []
+        words += ["--insecure"] if settings.insecure else []
         variables = self._chaos.variables(COORDINATOR) if self._chaos is not None else None
         return self._started(COORDINATOR, await Child.start("the coordinator", words, hold=True, variables=variables))
 
@@ -238,8 +244,17 @@ class Swarm:
         # The machine is the same for all of them, their disks are not: a copy of a snapshot is to be one.
         words += ["--cache", str(cache), "--snapshots", str(cache / peer.name)]
         log = self._settings.state / LOGS / f"{peer.name}.log"
-        variables = self._chaos.variables(peer.name) if self._chaos is not None else None
+        words += ["--insecure"] if self._settings.insecure else []
+        variables = {**(self._chaos.variables(peer.name) if self._chaos is not None else {}), **self._invited(peer)}
         return self._started(peer.name, await Child.start(peer.name, words, log=log, variables=variables))
+
+    def _invited(self, peer: LocalPeer) -> dict[str, str]:
+        """How a peer is let in: by a token of its own in its environment, which other users do not see."""
+        if self._settings.insecure:
+            return {}
+        if peer.name not in self._tokens:
+            self._tokens[peer.name] = invite_for_swarm(self._settings.state)
+        return {"ATOLL_TOKEN": self._tokens[peer.name]}
 
     async def _watch(self, end: asyncio.Future[None]) -> None:
         """Returns at the coordinator's end, or once interrupted. Raises RunFailed when a peer is lost before the first step."""

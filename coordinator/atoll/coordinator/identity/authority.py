@@ -33,6 +33,7 @@ FOLDER = "identity"
 AUTHORITY_KEY = "authority.key"
 AUTHORITY = "authority.pem"
 OPERATOR = "operator.pem"
+REGISTER = "register.sqlite"
 LIFETIME = datetime.timedelta(days=3650)
 """Of the authority and of the operator's certificate, which lies beside its key: a run may take long."""
 
@@ -59,6 +60,17 @@ class Authority:
         return found
 
     @classmethod
+    def existing(cls, folder: Path) -> Authority:
+        """The authority that a run has already. Raises IdentityRefused when there is none, or it cannot be used."""
+        try:
+            found = cls._load(folder)
+        except OSError as error:
+            raise IdentityRefused(f"{folder} cannot be read: {error.strerror or error}") from error
+        if found is None:
+            raise IdentityRefused(f"there is no authority in {folder}: start the run with `atoll run` first")
+        return found
+
+    @classmethod
     def _load(cls, folder: Path) -> Authority | None:
         if not (folder / AUTHORITY_KEY).exists():
             return None
@@ -77,6 +89,8 @@ class Authority:
     def _make(cls, folder: Path, run_id: str, now: datetime.datetime) -> Authority:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
+        for path in folder.glob(f"{REGISTER}*"):  # another run's, of which nothing is left
+            path.unlink()
         key = new_key()
         made = cls(make_authority(authority_name(run_id), key, now, LIFETIME), key)
         (folder / AUTHORITY).write_bytes(certificate_pem(made.certificate))

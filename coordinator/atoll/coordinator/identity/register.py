@@ -20,7 +20,6 @@ from atoll.protocol.certificates import certificate_of_pem, certificate_pem
 from atoll.protocol.errors import IdentityRefused, ResourceError
 from atoll.protocol.ids import COORDINATOR, PEER_NAME
 
-REGISTER = "register.sqlite"
 KEPT_SECONDS = 7 * 86400.0
 """How long an invitation that has expired is remembered, to tell its holder so."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc.aio
 from cryptography import x509
 
-from atoll.coordinator.identity.authority import FOLDER, Authority
+from atoll.coordinator.identity.authority import FOLDER, REGISTER, Authority
 from atoll.coordinator.identity.enrolment import LIFETIME, EnrolmentServicer, Registrar
-from atoll.coordinator.identity.register import REGISTER, Invitation, Register
+from atoll.coordinator.identity.register import Invitation, Register
 from atoll.protocol.certificates import certificate_pem, fingerprint
 from atoll.protocol.identity import Role, Verifier
 from atoll.protocol.invitation import Token, invitation_authority, new_token
@@ -64,8 +64,8 @@ class RunIdentity:
         return frozenset(self._revoked)
 
     def refresh(self) -> bool:
-        """Takes in what was written into the register since; renews the own certificate in time. Whether there are new
-        revocations, of which peers are to be told."""
+        """Takes in what was written into the register since; renews the own certificate in time. Whether other
+        certificates are revoked now, of which peers are to be told."""
         now = _now()
         if now >= self._renew_at:
             self.security.replace(self._authority.credentials(Role.COORDINATOR, now, OWN_LIFETIME))
@@ -78,22 +78,11 @@ class RunIdentity:
         roots = b"".join(certificate_pem(invitation.authority) for invitation in self._invitations.values())
         self.security.let_connect(roots)
         revoked = self.register.revoked()
-        new = revoked - self._revoked
-        self._revoked.difference_update(self._revoked - revoked)
+        if revoked == self._revoked:
+            return False
+        self._revoked.clear()
         self._revoked.update(revoked)
-        self.security.guard.end_calls_of(new)
-        return bool(new)
-
-    def remove(self, name: str) -> None:
-        """Revokes what the peer has, and ends what it has open."""
-        self.register.remove(name)
-        self.refresh()
-
-    def allow(self, name: str) -> bool:
-        """The peer may join again; False when it was not removed."""
-        was_removed = self.register.allow(name)
-        self.refresh()
-        return was_removed
+        return True
 
     def close(self) -> None:
         self.register.close()

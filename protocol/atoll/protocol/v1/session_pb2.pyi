@@ -493,6 +493,32 @@ class Probe(_message.Message):
     latency_only: bool
     def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., limit_seconds: _Optional[float] = ..., latency_only: bool = ...) -> None: ...
 
+class Permit(_message.Message):
+    __slots__ = ("peer", "purpose", "step", "seconds")
+    class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PERMIT_UNSPECIFIED: _ClassVar[Permit.Purpose]
+        PERMIT_PROBE: _ClassVar[Permit.Purpose]
+        PERMIT_COPY: _ClassVar[Permit.Purpose]
+    PERMIT_UNSPECIFIED: Permit.Purpose
+    PERMIT_PROBE: Permit.Purpose
+    PERMIT_COPY: Permit.Purpose
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    purpose: Permit.Purpose
+    step: int
+    seconds: float
+    def __init__(self, peer: _Optional[str] = ..., purpose: _Optional[_Union[Permit.Purpose, str]] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Revoked(_message.Message):
+    __slots__ = ("serials",)
+    SERIALS_FIELD_NUMBER: _ClassVar[int]
+    serials: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, serials: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class End(_message.Message):
     __slots__ = ("finished", "reason")
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -502,7 +528,7 @@ class End(_message.Message):
     def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave", "cannot_hand_over")
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave", "cannot_hand_over", "permit", "revoked")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +544,8 @@ class CoordinatorMessage(_message.Message):
     KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     MAY_LEAVE_FIELD_NUMBER: _ClassVar[int]
     CANNOT_HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    PERMIT_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     frame: _frames_pb2.Frame
@@ -533,7 +561,9 @@ class CoordinatorMessage(_message.Message):
     keep_snapshots: KeepSnapshots
     may_leave: MayLeave
     cannot_hand_over: CannotHandOver
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ..., cannot_hand_over: _Optional[_Union[CannotHandOver, _Mapping]] = ...) -> None: ...
+    permit: Permit
+    revoked: Revoked
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ..., cannot_hand_over: _Optional[_Union[CannotHandOver, _Mapping]] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
     __slots__ = ("peer", "generation", "names", "max_bytes_per_second")

@@ -41,7 +41,7 @@ def test_an_address_is_itself() -> None:
 
 def test_a_state_folder_names_its_coordinator() -> None:
     state = make_state("gpt-1", "127.0.0.1:1234")
-    assert read_address(state) == Address("127.0.0.1:1234", 7)
+    assert read_address(state) == Address("127.0.0.1:1234", 7, listens="127.0.0.1:1234")
     assert find_address(str(state)) == "127.0.0.1:1234"
 
 

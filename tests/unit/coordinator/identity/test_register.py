@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.identity.authority import AUTHORITY, AUTHORITY_KEY, FOLDER, OPERATOR, Authority, read_credentials
+from atoll.coordinator.identity.authority import (
+    AUTHORITY,
+    AUTHORITY_KEY,
+    FOLDER,
+    OPERATOR,
+    REGISTER,
+    Authority,
+    read_credentials,
+)
 from atoll.coordinator.identity.enrolment import Registrar
-from atoll.coordinator.identity.register import REGISTER, Register
+from atoll.coordinator.identity.register import Register
 from atoll.coordinator.identity.run_identity import RunIdentity, Wanted, invite
 from atoll.protocol.certificates import certificate_pem, new_key, signing_request
 from atoll.protocol.channel import PROTOCOL_VERSION
