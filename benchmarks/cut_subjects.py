@@ -1,7 +1,7 @@
 """What is trained in stages and on what: a byte-level GPT on Python's standard library, or a ResNet on drawn digits.
 
 No data are fetched: the text lies beside the interpreter, and digits are drawn in the typefaces that matplotlib brings, each
-one in a size, place, slant and pair of colours of its own, with noise over all.
+one in a size, place, slant and pair of colours of its own, light on dark, with noise over all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from atoll.coordinator.models.resnet import ResNet
 
 DIGITS = 10
 DRAWN = 4000
-NOISE = 0.15
-SLANT_DEGREES = 25
+NOISE = 0.1
+SLANT_DEGREES = 12
 TYPEFACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic")
 
 
@@ -73,7 +73,7 @@ def _drawn(digit: int, side: int, generator: torch.Generator) -> Tensor:
         return int(torch.randint(low, high, (), generator=generator))
 
     path = Path(get_data_path()) / "fonts" / "ttf" / f"{TYPEFACES[number(0, len(TYPEFACES))]}.ttf"
-    paper, ink = ((number(0, 256), number(0, 256), number(0, 256)) for _ in range(2))
+    paper, ink = ((number(low, low + 96), number(low, low + 96), number(low, low + 96)) for low in (0, 160))
     mask = Image.new("L", (4 * side, 4 * side))  # drawn large, so that edges are smooth
     font = ImageFont.truetype(path, number(5 * side // 2, 7 * side // 2))
     place = 2 * side + number(-side // 3, side // 3 + 1), 2 * side + number(-side // 3, side // 3 + 1)
