@@ -54,7 +54,7 @@ def join(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A file that holds the token: no other user sees it then."),
+        typer.Option(metavar="FILE", help="A file that holds the token; if it is not there yet, wait for it."),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="In plain text, to a coordinator on this machine that was started so as well.")
@@ -92,7 +92,6 @@ def join(
         rate_of_flag,
         seconds_of_flag,
         size_of_flag,
-        token_of_flags,
     )
     from atoll.protocol.channel import parse_address
     from atoll.protocol.fault_points import FaultPoints
@@ -108,7 +107,8 @@ def join(
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
         cache=cache or default_cache(),
         snapshots=snapshots,
-        token=token_of_flags(token, token_file),
+        token=token or None,
+        token_file=token_file,
         insecure=insecure,
         max_upload=None if max_upload is None else rate_of_flag(max_upload, "--max-upload"),
         max_download=None if max_download is None else rate_of_flag(max_download, "--max-download"),
@@ -164,7 +164,9 @@ async def _run(settings: PeerSettings) -> int:
     """Runs the peer with signals turned into a leave; the exit status."""
     from atoll.peer.daemon import Peer
     from atoll.peer.session_values import ExitCode
+    from atoll.protocol.open_files import allow_many_connections
 
+    allow_many_connections()
     peer = Peer(settings)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, peer.leave_in_order, "interrupted", ExitCode.INTERRUPTED)

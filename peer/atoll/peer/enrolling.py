@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -46,6 +47,7 @@ LEFT_SECONDS = 120.0
 LOOK_SECONDS = 30.0
 """How often the time of day is looked at: the monotonic clock stands still while a laptop sleeps."""
 
+_FILE_SECONDS = 0.5
 _PAUSES_SECONDS = (0.3, 0.6, 1.2)
 
 _log = logging.getLogger("atoll.peer")
@@ -66,7 +68,8 @@ class Belonging:
         settings = self._settings
         if settings.insecure:
             return self.security
-        token = None if settings.token is None else parse_token(settings.token)
+        text = settings.token or await self._token_in_file()
+        token = None if text is None else parse_token(text)
         kept = None if token is None else await asyncio.to_thread(self._folder.load, token.fingerprint)
         if kept is None or token is None or not _is_of_use(kept, token):
             authority = await presented_authority(settings.coordinator, settings.connect_seconds)
@@ -96,6 +99,23 @@ class Belonging:
             except (SessionError, IdentityRefused, ResourceError) as error:
                 _log.warning("this peer's certificate was not renewed: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
+
+    async def _token_in_file(self) -> str | None:
+        """What the file holds that was named, once it is there: a coordinator may only be about to write it. None where no file
+        was named. Raises IdentityRefused when that takes longer than this peer looks for a coordinator."""
+        path, seconds = self._settings.token_file, self._settings.patience.end
+        if path is None:
+            return None
+        deadline, told = time.monotonic() + seconds, False
+        while time.monotonic() < deadline:
+            text = await asyncio.to_thread(_first_word, path)
+            if text:
+                return text
+            if not told:
+                _log.info("waiting for a token in %s", path)
+                told = True
+            await asyncio.sleep(_FILE_SECONDS)
+        raise IdentityRefused(f"--token-file: no token was in {path} within {seconds:g} s; `atoll invite` prints one")
 
     async def _kept_or_given(self, authority: x509.Certificate, token: Token | None) -> Kept:
         address, found = self._settings.coordinator, fingerprint(authority)
@@ -185,6 +205,16 @@ class Belonging:
                 abs(skew),
                 way,
             )
+
+
+def _first_word(path: Path) -> str:
+    """Empty for a file that is not there. Raises IdentityRefused for one that cannot be read."""
+    try:
+        return next(iter(path.read_text(encoding="utf-8").split()), "")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityRefused(f"--token-file: {path} cannot be read: {error}") from error
 
 
 def _is_of_use(kept: Kept, token: Token | None) -> bool:

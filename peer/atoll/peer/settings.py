@@ -29,9 +29,9 @@ class PeerSettings:
     coordinator may take to answer. What is measured is kept in the folder ``cache``, snapshots in ``snapshots``, or there too
     where that is None; both None keep nothing. ``max_upload`` and ``max_download``, in bytes a second, bound all that this peer
     sends and what others send to it. One that is asked to leave stays ``hand_over_seconds`` at most; ``notice_url`` is asked
-    all the time whether this machine is about to be taken away. ``token`` is the operator's invitation; a peer that has been in
-    the run before may do without. ``insecure``: in plain text, within one machine. ``chaos`` is what a fault plan has this peer
-    do, ``patience`` is for a coordinator that is gone.
+    all the time whether this machine is about to be taken away. ``token`` is the operator's invitation, or it is in
+    ``token_file``, once that is there; a peer that has been in the run before may do without. ``insecure``: in plain text,
+    within one machine. ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone.
     """
 
     coordinator: Address
@@ -46,6 +46,7 @@ class PeerSettings:
     cache: Path | None = None
     snapshots: Path | None = None
     token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
     insecure: bool = False
     max_upload: float | None = None
     max_download: float | None = None
@@ -121,19 +122,6 @@ def seconds_of_flag(text: str, flag: str) -> float:
     if not seconds:
         raise JobError(flag, f"{text!r} is not a time; write for example 1800s")
     return seconds
-
-
-def token_of_flags(token: str | None, file: Path | None) -> str | None:
-    """The token itself, or the first line of a file. Raises JobError that names the flag."""
-    if file is None:
-        return token or None
-    try:
-        lines = file.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError("--token-file", f"{file} cannot be read: {error}") from error
-    if not lines:
-        raise JobError("--token-file", f"{file} is empty; `atoll invite` prints a token")
-    return lines[0]
 
 
 def _local_address_towards(coordinator: Address) -> str:

@@ -6,6 +6,7 @@ import datetime
 import json
 import socket
 import sys
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,13 @@ import typer
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.cli.options import AsJson, ExistingState
 from atoll.coordinator.cli.state import newest_state, read_address
+from atoll.coordinator.run_files import disk_error
 from atoll.protocol.addresses import Address, parse_address
+from atoll.protocol.errors import IdentityRefused
 from atoll.protocol.quantities import parse_seconds
 
 if TYPE_CHECKING:
+    from atoll.coordinator.identity.register import Register
     from atoll.protocol.invitation import Token
 
 MOST_USES = 100_000
@@ -66,6 +70,33 @@ def command(
 def invite_for_swarm(state: Path) -> str:
     """A token for a peer of a swarm, however often it begins anew, with its disk or without."""
     return _invited(state, MOST_SECONDS, MOST_USES, trusted=False).text()
+
+
+def keep_invitation(path: Path, state: Path) -> None:
+    """A token in a file that its owner alone may read, for as many peers as are given the file. One that still holds stays.
+    Raises ResourceError when it cannot be written."""
+    from atoll.coordinator.identity.authority import FOLDER, REGISTER, write_secret
+    from atoll.coordinator.identity.register import Register
+
+    register = Register(state / FOLDER / REGISTER)
+    try:
+        if not _still_holds(path, register):
+            write_secret(path, f"{_invited(state, MOST_SECONDS, MOST_USES, trusted=False).text()}\n".encode())
+    except OSError as error:
+        raise disk_error(error, path) from error
+    finally:
+        register.close()
+
+
+def _still_holds(path: Path, register: Register) -> bool:
+    from atoll.protocol.invitation import parse_token
+
+    now = time.time()
+    try:
+        token = parse_token(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError, IdentityRefused):
+        return False
+    return any(one.id == token.invitation and one.expires > now for one in register.invitations(now))
 
 
 def _invited(folder: Path, seconds: float, uses: int, *, trusted: bool) -> Token:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from atoll.coordinator.cli.exits import ExitStatus
+from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.interruption import Interruption
+from atoll.coordinator.cli.invite import keep_invitation
 from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page
 from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
 from atoll.coordinator.cli.state import new_state
@@ -24,6 +25,7 @@ from atoll.coordinator.cli.view import View, open_view
 from atoll.coordinator.reading import read_told
 from atoll.coordinator.run_files import CURVE, LOGS, WEIGHTS
 from atoll.protocol.errors import RunFailed
+from atoll.protocol.open_files import allow_many_connections
 
 if TYPE_CHECKING:
     from atoll.coordinator.cli.page.site import Site
@@ -47,6 +49,7 @@ class RunOptions:
     json: bool
     held: bool
     insecure: bool = False
+    invite_to: Path | None = None
     resume: str | None = None
     page: str | None = None
     patience_seconds: float = 24 * 3600.0
@@ -70,11 +73,17 @@ def command(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Plain text and no invitations, for peers on this machine that say so too.")
     ] = False,
+    invite_to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a token there for as many peers as read it, for the life of the run."),
+    ] = None,
     held: Annotated[bool, typer.Option("--held", hidden=True, help="End when standard input closes.")] = False,
 ) -> None:
     """Coordinates one run: waits for peers, places the model, trains, and writes the weights."""
     from atoll.protocol.job import load_job
 
+    if insecure and invite_to is not None:
+        raise UsageError("a run with --insecure needs no invitations: leave --invite-to away")
     loaded = load_job(job, overrides or ())
     options = RunOptions(
         job=loaded,
@@ -84,6 +93,7 @@ def command(
         json=as_json,
         held=held,
         insecure=insecure,
+        invite_to=invite_to,
         resume=resume,
         page=page,
         patience_seconds=3600.0 * patience_hours,
@@ -98,6 +108,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
     from atoll.coordinator.settings import CoordinatorSettings
     from atoll.protocol.fault_points import FaultPoints
 
+    allow_many_connections()
     _log_to(options.state / LOGS / "coordinator.log")
     view = open_view(run=options.job.name, steps=options.job.training.steps, json=options.json)
     settings = CoordinatorSettings(
@@ -122,6 +133,8 @@ async def run_job(options: RunOptions) -> ExitStatus:
         print(f"listening on {address}, the run is kept in {options.state}", file=_people(options))
         if site is not None:
             print(f"the run's page is {await site.start(coordinator)}", file=_people(options))
+        if options.invite_to is not None:
+            await asyncio.to_thread(keep_invitation, options.invite_to, options.state)
         if not options.insecure:
             print(f"`atoll invite --state {options.state}` prints the line by which a peer joins", file=_people(options))
         async with _refreshing(views, coordinator):
