@@ -166,6 +166,7 @@ async def test_each_rpc_is_for_some_roles_alone(tmp_path: Path) -> None:
         shown: dict[Role, Credentials] = {}
         for role in (Role.OPERATOR, Role.COORDINATOR):
             shown[role] = here.credentials(role)
+        shown[Role.PEER] = here.credentials(Role.PEER, "eve")
         shown[Role.INVITATION] = Credentials(
             key=key_pem(key), certificate=certificate_pem(asking), authority=certificate_pem(here.authority.certificate)
         )
@@ -299,7 +300,7 @@ async def test_who_looks_for_a_coordinator_without_an_invitation_is_told_how_to_
 
 async def test_a_run_over_tls_trains_with_renewed_certificates_and_lets_a_removed_peer_go_at_once(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, steps=2, plan={"stages": 2})
-    lifetime = datetime.timedelta(seconds=4)
+    lifetime = datetime.timedelta(seconds=15)  # for a busy machine: it asks again after ten
     async with coordinated(job, tmp_path / "state", peers=0, min_peers=4, insecure=False, certificate_lifetime=lifetime) as run:
         run.join("ann", "bob", "cat", cache=tmp_path / "cache")
         for name in ("ann", "bob"):
