@@ -54,6 +54,7 @@ from atoll.coordinator.run.instructions import (
     SendCommit,
     SendVoid,
     StartStep,
+    SurveyPeers,
     WriteCommit,
 )
 from atoll.coordinator.run.replay import compare, difference, is_alarming
@@ -152,6 +153,8 @@ class Conductor:
         match instruction:
             case MakePlan():
                 self._spawn(self._proposing.make_plan(instruction))
+            case SurveyPeers():
+                self._spawn(self._proposing.survey_peers(self._generation, instruction))
             case ConsiderMove():
                 self._spawn(self._proposing.consider_move(self._generation, instruction))
             case Assign():

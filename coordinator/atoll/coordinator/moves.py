@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 
 from atoll.coordinator.first_values import held_specs
+from atoll.coordinator.planning.network import Network
 from atoll.coordinator.run.snapshots import THE_STORE
 from atoll.protocol.graph import BufferSpec, ParameterSpec, StageGraph
 from atoll.protocol.ids import PeerId
@@ -44,6 +45,20 @@ def donations(
                     others.setdefault(other, []).append(spec.name)
         found[peer] = tuple((donor, tuple(names)) for part in (firsts, others) for donor, names in part.items())
     return found
+
+
+def fetch_seconds(graph: StageGraph, peer: PeerId, holders: Holders, network: Network, state_copies: int) -> float:
+    """How long ``peer`` takes to fetch what it lacks of a stage, an estimate: all of it at the best rate from any one of those
+    that hold some of it, ``state_copies`` bytes of state for each byte of a parameter."""
+    lacking, donors = 0, set[PeerId]()
+    for spec in held_specs(graph):
+        owners = holders.get(spec.name, ())
+        if owners and peer not in owners:
+            lacking += _num_bytes(spec) * (state_copies if isinstance(spec, ParameterSpec) else 1)
+            donors.update(owners)
+    places = {name: index for index, name in enumerate(network.names)}
+    rates = [float(network.rate[places[donor], places[peer]]) for donor in donors if donor in places]
+    return lacking / max(rates) if rates and max(rates) > 0.0 else 0.0
 
 
 def without_store(on_disks: Holders) -> dict[str, tuple[PeerId, ...]]:

@@ -4,18 +4,20 @@ the planner. What comes of it is posted to the state machine."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import Event
 from atoll.coordinator.first_values import held_specs
+from atoll.coordinator.moves import Holders
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import LinksShown, MoveJudged, PlanMade, PlanningProgressed, PlanRefused, RunEvent
-from atoll.coordinator.run.instructions import ConsiderMove, MakePlan
+from atoll.coordinator.run.instructions import ConsiderMove, MakePlan, SurveyPeers
 from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.survey import Surveyed, Surveyor
 from atoll.coordinator.traced_model import Around, Proposal, TracedModel
@@ -61,6 +63,10 @@ class Proposing:
         """A plan for the peers that are here, or why there is none."""
         try:
             model = await self._decide(instruction)
+            found = await self._at_once(model, instruction) if instruction.at_once else None
+            if found is not None:
+                self._post(self._made(instruction.generation, *found, hasty=True))
+                return
             again = instruction.broken if instruction.probed else frozenset()
             surveyed = await self._survey(instruction.generation, instruction.peers, again)
             if surveyed.shown:
@@ -73,6 +79,28 @@ class Proposing:
             self._post(refused)
             return
         self._post(self._made(instruction.generation, proposal, surveyed))
+
+    async def _at_once(self, model: TracedModel, instruction: MakePlan) -> tuple[Proposal, Surveyed] | None:
+        """With what is known: the plan before, with others in the place of lost peers, or where nobody can take it a plan on
+        those that are known well. None where there is neither."""
+        previous, surveyed = instruction.previous, self._surveyor.known(instruction.peers)
+        if previous is None or surveyed is None or instruction.broken:
+            return None
+        holders = _merged(instruction.holders, instruction.on_disks)
+        proposal: Proposal | None = None
+        with contextlib.suppress(PlacementError):
+            proposal = await self._offload.run(model.stand_in, surveyed.offers, surveyed.network, previous, holders)
+        known = tuple(offer for offer in instruction.peers if self._surveyor.knows(offer.name))
+        if proposal is None and 0 < len(known) < len(instruction.peers):
+            surveyed = self._surveyor.known(known)
+            assert surveyed is not None, "there was a survey"
+            with contextlib.suppress(PlacementError):
+                proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network)
+        return None if proposal is None else (proposal, surveyed)
+
+    async def survey_peers(self, generation: Generation, instruction: SurveyPeers) -> None:
+        """Whatever is not known yet of these peers."""
+        await self._survey(generation, instruction.peers)
 
     async def consider_move(self, generation: Generation, instruction: ConsiderMove) -> None:
         """Whether there is a plan that is worth leaving the present one for; asked under ``generation``."""
@@ -93,10 +121,10 @@ class Proposing:
         _log.info("a look at the plan: %s", reason)
         self._post(MoveJudged(since=instruction.since, reason=reason, proposed=proposed, look=instruction.look))
 
-    def _made(self, generation: Generation, proposal: Proposal, surveyed: Surveyed) -> PlanMade:
+    def _made(self, generation: Generation, proposal: Proposal, surveyed: Surveyed, *, hasty: bool = False) -> PlanMade:
         self._proposals[proposal.plan] = proposal, surveyed
         names = tuple(frozenset(spec.name for spec in held_specs(graph)) for graph in proposal.graphs)
-        return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names)
+        return PlanMade(generation=generation, plan=proposal.plan, summaries=proposal.summaries, names=names, hasty=hasty)
 
     async def _links(self, instruction: MakePlan) -> Network:
         """The links between the peers, measured as far as it goes, for they decide what size a microbatch should have."""
@@ -133,6 +161,11 @@ class Proposing:
                 self._begin(sized.model, sized.feed)
         assert self._model is not None
         return self._model
+
+
+def _merged(one: Holders, other: Holders) -> Holders:
+    """Who has each name, be it in the one place or the other."""
+    return {name: (*one.get(name, ()), *other.get(name, ())) for name in one.keys() | other.keys()}
 
 
 def _around(instruction: MakePlan, shown: frozenset[frozenset[PeerId]]) -> Around | None:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.coordinator.data.feed import Feed
@@ -44,7 +44,7 @@ class Surveyed:
     offers: tuple[PeerOffer, ...]
     factors: Mapping[PeerId, float]
     network: Network
-    events: tuple[MeasurementEvent, ...]
+    events: tuple[MeasurementEvent, ...] = ()
     shown: frozenset[frozenset[PeerId]] = frozenset()
 
 
@@ -103,13 +103,29 @@ class Surveyor:
         self.findings.forget_links(again)
         await self._look(generation, parties, anew, progress)
         assert self._model is not None
-        network = self.findings.network(parties, [offer.name for offer in peers])
-        return Surveyed(
-            offers=self.findings.offers(peers, measuring, self._model.segments),
-            factors={offer.name: self.findings.factor(offer.name) for offer in peers},
-            network=network,
-            events=self.findings.news([party.name for party in parties], network, measuring),
+        surveyed = self._surveyed(peers, measuring, self._model)
+        return replace(
+            surveyed,
+            events=self.findings.news([party.name for party in parties], surveyed.network, measuring),
             shown=frozenset(pair for pair in again if self.findings.is_probed(pair)),
+        )
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether there is nothing more to ask the peer about the model."""
+        return self._survey is not None and self._survey.knows(peer)
+
+    def known(self, peers: Sequence[PeerOffer]) -> Surveyed | None:
+        """What is known of ``peers`` at this moment, the rest estimated; None before the first survey."""
+        if self._measuring is None or self._model is None:
+            return None
+        return self._surveyed(peers, self._measuring, self._model)
+
+    def _surveyed(self, peers: Sequence[PeerOffer], measuring: SegmentMeasuring, model: TracedModel) -> Surveyed:
+        names = [offer.name for offer in peers]
+        return Surveyed(
+            offers=self.findings.offers(peers, measuring, model.segments),
+            factors={name: self.findings.factor(name) for name in names},
+            network=self.findings.network(self._parties(names), names),
         )
 
     def network(self) -> Network:

@@ -193,6 +193,10 @@ class Survey:
         self._tried = {ends: tried for ends, tried in self._tried.items() if peer not in ends}
         self._running = [entry for entry in self._running if ("peer", peer) not in entry.places]
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether the peer has measured everything, or that was given up."""
+        return not self._missing(peer)
+
     def give_up(self, reason: str) -> None:
         """There is no more time: whatever is still wanted is given up."""
         self._running = []

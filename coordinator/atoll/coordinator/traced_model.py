@@ -15,13 +15,14 @@ import torch
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
-from atoll.coordinator.moves import Holders, blocked
+from atoll.coordinator.moves import Holders, blocked, fetch_seconds
 from atoll.coordinator.planning.avoidance import avoiding, neighbours, refuse_needed
 from atoll.coordinator.planning.network import Network, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
 from atoll.coordinator.planning.replanning import MoveCost, replan
 from atoll.coordinator.planning.segments import PeerOffer, Segments, state_copies
+from atoll.coordinator.planning.standing_in import stand_in
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
@@ -32,7 +33,7 @@ from atoll.coordinator.tracing.trace import trace
 from atoll.coordinator.wishes import constraints_of, offers_under, pinned_segments
 from atoll.protocol.errors import PlacementError, TraceError
 from atoll.protocol.graph import OpGraph, StageGraph, bind
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import PeerId, StageIndex
 from atoll.protocol.job import Job
 from atoll.protocol.state import changing_names
 
@@ -111,6 +112,17 @@ class TracedModel:
         if around is not None:
             self._check(proposal, around.broken, around.holders, around.on_disks)
         return proposal
+
+    def stand_in(self, peers: Sequence[PeerOffer], network: Network, previous: Plan, holders: Holders) -> Proposal | None:
+        """``previous`` with each peer that is missing replaced at once, None where nobody can take its place; ``holders`` say
+        who has the state of a name, in memory or on a disk. Raises PlacementError."""
+        graphs, copies = slice_graph(self.graph, previous.cuts, self.rehearsal.differentiable), self._move_cost().state_copies
+
+        def fetching(stage: StageIndex, peer: PeerId) -> float:
+            return fetch_seconds(graphs[stage], peer, holders, network, copies)
+
+        planned = stand_in(self.request(peers, network), previous, fetching)
+        return None if planned is None else self.sliced(as_plan(planned, self.segments))
 
     def _request(self, peers: Sequence[PeerOffer], network: Network | None, broken: Pairs) -> PlanRequest:
         request = self.request(peers, network)

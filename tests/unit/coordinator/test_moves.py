@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from atoll.coordinator.moves import blocked, donations
+from atoll.coordinator.moves import blocked, donations, fetch_seconds
 from atoll.coordinator.run.snapshots import THE_STORE
 from atoll.protocol.graph import ParameterSpec, StageGraph
 from atoll.protocol.ids import PeerId, StageIndex
+from support.planning import network_of
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 
@@ -56,3 +58,13 @@ def test_a_plan_is_blocked_where_everybody_who_has_a_name_is_behind_a_broken_lin
     assert blocked(graphs, peers, {"x": (B,)}, {"x": (D,)}, cut) == frozenset(), "another has it on its disk"
     assert blocked(graphs, peers, {"x": (B,)}, {"x": (A,)}, cut) == frozenset(), "it has it on its own"
     assert blocked(graphs, peers, {"x": (B,)}, {"x": (THE_STORE,)}, cut) == frozenset(), "the coordinator gives it"
+
+
+def test_fetching_takes_as_long_as_what_is_lacking_over_the_best_line() -> None:
+    network = network_of([A, B, C], np.array([[1.0, 8.0, 1.0], [1.0, 1.0, 1.0], [1.0, 16.0, 1.0]]))
+    three = stage("x", "y", "z")
+    holders = {"x": (A,), "y": (A, C), "z": (B,)}
+    assert fetch_seconds(three, B, holders, network, state_copies=3) == 2 * 16 * 3 / 16.0
+    assert fetch_seconds(three, B, dict.fromkeys("xyz", (B, C)), network, state_copies=3) == 0.0
+    assert fetch_seconds(three, B, {}, network, state_copies=3) == 0.0, "first values can be made anew"
+    assert fetch_seconds(three, B, {"x": (D,)}, network, state_copies=3) == 0.0, "nobody knows the way from there"

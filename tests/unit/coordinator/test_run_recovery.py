@@ -265,10 +265,10 @@ def test_a_peer_that_is_back_before_others_were_told_to_drop_what_they_hold_spar
     swarm.pass_time(2.0)
     assert swarm.machine.context.committed == 0, "the run has gone back"
     assert state(swarm) is RunState.PLANNING
+    swarm.answers.clear()  # the plan that was being made is of no use
     swarm.give(PeerJoined(offer=make_offer("b"), held=held))
     swarm.live[B] = 4
     assert swarm.machine.context.committed == 4
-    swarm.answers.clear()  # the plan that was being made is of no use
     swarm.pass_time(2.0)
     swarm.answer_all(lambda event: isinstance(event, PlanMade))
     (assign,) = done(swarm, Assign)[-1:]

@@ -18,6 +18,7 @@ from atoll.coordinator.planning.prediction import Predictor
 from atoll.coordinator.planning.quantities import format_bytes, format_seconds
 from atoll.coordinator.planning.refusal import refuse
 from atoll.coordinator.planning.search import search
+from atoll.coordinator.planning.segments import Segments
 from atoll.protocol.ids import PeerId
 
 
@@ -98,6 +99,12 @@ def _reason(now: float, then: float, move_seconds: float, steps_left: int, *, en
     return f"{change}, after a move of {format_seconds(move_seconds)}; {steps}"
 
 
+def bounds_of(plan: Plan, segments: Segments) -> tuple[int, ...]:
+    """Where the stages of a plan begin and end, in segments."""
+    positions = {node: number for number, node in enumerate(segments.positions)}
+    return (0, *(positions[stage.end] for stage in plan.stages))
+
+
 class _Present:
     """The plan in force among the peers that are there. ``obstacle`` says why it cannot stay."""
 
@@ -105,12 +112,11 @@ class _Present:
         self._predictor = predictor
         self._cost = cost
         self._places = {peer.name: index for index, peer in enumerate(predictor.peers)}
-        positions = {node: number for number, node in enumerate(predictor.segments.positions)}
         self.in_flight = tuple(stage.in_flight for stage in current.stages)
         self._holder: list[PeerId] = []
-        for stage in current.stages:
-            self._holder += [stage.leader] * (positions[stage.end] - positions[stage.first])
-        bounds = (0, *(positions[stage.end] for stage in current.stages))
+        bounds = bounds_of(current, predictor.segments)
+        for stage, first, end in zip(current.stages, bounds[:-1], bounds[1:], strict=True):
+            self._holder += [stage.leader] * (end - first)
         recompute = tuple(stage.recompute for stage in current.stages)
         gone = [peer for peer in current.peers if peer not in self._places]
         self.layout: Layout | None = None

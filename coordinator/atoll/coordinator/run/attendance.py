@@ -23,8 +23,7 @@ from atoll.protocol.ids import PeerId
 
 
 class Attendance:
-    """``since``: the last time when somebody came, or somebody's going may be about to be told. ``fall_back`` leaves the plan,
-    for the reason given."""
+    """``fall_back`` leaves the plan, for the reason given."""
 
     def __init__(
         self,
@@ -50,7 +49,20 @@ class Attendance:
         self._storing = storing
         self._troubles = troubles
         self._fall_back = fall_back
-        self.since = context.now
+        self._joined = context.now
+        self._word_expected = float("-inf")
+
+    def settled(self, num_peers: int) -> bool:
+        """Whether ``num_peers``, who are here, are likely to be all that will be in a moment. Where a lost peer is to be
+        replaced, and they are as many as had a stage, nobody waits for those that are just coming."""
+        context, plan = self._context, self._context.last_plan
+        enough = context.recovering and plan is not None and num_peers >= len(plan.peers)
+        since = self._word_expected if enough else max(self._joined, self._word_expected)
+        return context.now - since >= context.settings.deadlines.settle_seconds
+
+    def let_sessions_tell(self) -> None:
+        """Somebody's session may be about to tell that its peer is gone: the peers have not settled before."""
+        self._word_expected = self._context.now
 
     def joined(self, event: PeerJoined) -> None:
         """A peer is here, or here again."""
@@ -59,7 +71,7 @@ class Attendance:
         context.announce(*context.roster.join(event.offer, PeerState.JOINED if early else PeerState.SPARE))
         context.snapshots.joined(event.offer.name, event.snapshots)
         self._snapshotting.joined(event)
-        self.since = context.now
+        self._joined = context.now
         if event.held is not None:
             self._take_back(event.offer.name, event.held)
         self._pausing.joined()
@@ -107,6 +119,7 @@ class Attendance:
         if context.left_behind is not None:
             context.left_behind.forget(peer)
         self._troubles.forget(peer)
+        self._moving.forget(peer)
 
     def left(self, peer: PeerId, reason: str) -> None:
         """A peer left in order, though it is needed: its time is over."""

@@ -22,7 +22,8 @@ class RunContext:
     what is done for a plan. ``moment`` is the step at which the state stands, ``journal_step`` the last one in the journal:
     they differ while the run does steps again. It ``began`` at a
     snapshot in a store, if that is not 0. ``stale`` are peers that hold state of a moment which the run has left.
-    ``last`` is how the last step was committed, ``returning`` whose return a restarted run waits for."""
+    ``last`` is how the last step was committed, ``returning`` whose return a restarted run waits for. ``recovering``: a peer
+    that the run counted on was lost, and no new step has been committed since."""
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.settings = settings
@@ -40,6 +41,7 @@ class RunContext:
         self.stale: set[PeerId] = set()
         self.last: Committed | None = None
         self.returning = Returning()
+        self.recovering = False
         self._last_line = 0
         self._line_since = Generation(0)
         self._went_back = False

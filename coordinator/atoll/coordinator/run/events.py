@@ -93,12 +93,14 @@ class GraphReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMade:
-    """``names`` are, for each stage, the parameters and buffers that it holds."""
+    """``names`` are, for each stage, the parameters and buffers that it holds. ``hasty``: the plan before, with others in the
+    place of lost peers; nothing better was looked for."""
 
     generation: Generation
     plan: Plan
     summaries: tuple[StageSummary, ...]
     names: tuple[frozenset[str], ...]
+    hasty: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ class MakePlan:
     """Place the stages on these peers; answered by PlanMade or PlanRefused. May be done in the background. The peers of a pair
     in ``broken`` must not be neighbours, unless, where ``probed`` says so, a probe finds the link in order; then LinksShown
     comes first. Nor must one of such a pair need state from the other: ``holders`` have it, in the stages of ``previous``,
-    and those of ``on_disks`` in snapshots."""
+    and those of ``on_disks`` in snapshots. ``at_once``: a peer of ``previous`` was lost; somebody takes its place without
+    anything being measured first, if anybody can."""
 
     generation: Generation
     peers: tuple[PeerOffer, ...]
@@ -32,6 +33,15 @@ class MakePlan:
     holders: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
     on_disks: Mapping[str, tuple[PeerId, ...]] = field(default_factory=dict)
     steps_left: int = 1
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyPeers:
+    """Measure what is not known yet of these peers and the links between them, beside training: so that nobody has to wait for
+    it when one of them is needed. Has no answer."""
+
+    peers: tuple[PeerOffer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +258,7 @@ class EndRun:
 
 Instruction: TypeAlias = (
     MakePlan
+    | SurveyPeers
     | ConsiderMove
     | Assign
     | ReleaseState

@@ -50,7 +50,7 @@ class Loading:
         self._cycle.new_generation()
         self._cycle.loads()
         context.left_behind = None  # who held that is told to drop it
-        self._moving.planned(planned_with)
+        self._moving.planned(planned_with, hasty=made.hasty)
         self._recovery.planned()
         context.emit(
             Assign(

@@ -235,27 +235,22 @@ class RunMachine:
         loading = context.state is RunState.LOADING
         self._fall_back(reason)
         if loading:
-            self._let_sessions_tell()
+            self.attendance.let_sessions_tell()
             self.pausing.hold(self._planned_with)
 
     def _plan_again(self, reason: str) -> None:
         """Leave a plan that one of its peers cannot load."""
-        self._let_sessions_tell()
+        self.attendance.let_sessions_tell()
         self._fall_back(reason)
-
-    def _let_sessions_tell(self) -> None:
-        """If the cause is a peer that just died, its session tells before the peers have settled again."""
-        self.attendance.since = self.context.now
 
     # Planning and loading
 
     def _consider_planning(self) -> None:
         context = self.context
         offers = context.roster.offers()
-        settled = context.now - self.attendance.since >= self._deadlines.settle_seconds
         # A run that has begun goes on with whoever is here.
         needed = 1 if context.journal_step else max(1, context.settings.min_peers)
-        if self.cycle.trainable is None or len(offers) < needed or not settled:
+        if self.cycle.trainable is None or len(offers) < needed or not self.attendance.settled(len(offers)):
             return
         if not self.pausing.may_plan(offer.name for offer in offers):
             return
@@ -280,6 +275,7 @@ class RunMachine:
                 holders=context.holdings.holders(),
                 on_disks=context.on_disks(),
                 steps_left=context.settings.steps - context.committed,
+                at_once=context.recovering and context.last_plan is not None,
             )
         )
 

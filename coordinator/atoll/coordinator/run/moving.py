@@ -16,6 +16,7 @@ from atoll.coordinator.run.instructions import ConsiderMove
 from atoll.coordinator.run.restraint import Restraint
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.states import RunState
+from atoll.coordinator.run.surveying import Surveying
 from atoll.protocol.ids import Generation, PeerId
 
 
@@ -29,6 +30,7 @@ class Moving:
         self._look = 0
         self._stuck_with: frozenset[PeerId] | None = None
         self._restraint = Restraint(context.settings.restraint)
+        self._surveying = Surveying(context)
         self._plan_since = Generation(0)
         self._looking: tuple[PeerId, ...] | None = None
         self._why = ""
@@ -57,7 +59,9 @@ class Moving:
         present = tuple(offer.name for offer in offers)
         reason = self._reason_to_look(present)
         if reason is None:
+            self._surveying.consider()
             return
+        self._surveying.asked(present)
         self.asked, self._why, self._looking = False, reason, present
         self._look += 1
         left = context.settings.steps - context.committed
@@ -121,12 +125,19 @@ class Moving:
         if self._stopped is None:
             self._stopped, self._reason = self._context.now, reason
 
-    def planned(self, peers: Iterable[PeerId]) -> None:
-        """A new plan is being loaded, made in the knowledge of ``peers``."""
+    def planned(self, peers: Iterable[PeerId], *, hasty: bool = False) -> None:
+        """A new plan is being loaded, made in the knowledge of ``peers``; ``hasty``: better ones were not looked for."""
         self._plan_since = self._context.generation
         self._looking = self._judged = self._stuck_with = None
-        self._restraint.planned(peers)
+        peers = tuple(peers)
+        self._restraint.planned(peers, hasty=hasty)
+        if not hasty:
+            self._surveying.asked(peers)
         self._fetched_bytes, self._fetch_seconds = 0, 0.0
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone."""
+        self._surveying.forget(peer)
 
     def ready(self, event: PeerReady) -> None:
         """A peer has its stage."""
@@ -138,13 +149,14 @@ class Moving:
         here unless the run ``went_back``, which is another story."""
         context, stopped, self._stopped = self._context, self._stopped, None
         seconds = context.now - stopped if stopped is not None else 0.0
-        if stopped is not None and context.committed > 0 and not went_back:
-            self._tell_of_move(seconds)
+        if stopped is not None and context.journal_step > 0:
+            self._restraint.moved(context.committed, context.now, seconds)
+            if not went_back:
+                self._tell_of_move(seconds)
         return self._fetched_bytes, seconds
 
     def _tell_of_move(self, seconds: float) -> None:
         context = self._context
-        self._restraint.moved(context.committed, context.now, seconds)
         context.announce(
             MovedEvent(
                 generation=context.generation,

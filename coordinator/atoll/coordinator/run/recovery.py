@@ -47,6 +47,7 @@ class Recovery:
         """A peer that the run counts on is gone; ``may_return`` is what it had in memory, if it may be there still."""
         if may_return:
             self._away[peer] = may_return
+        self._context.recovering = True
         if self._times is None:
             self._times = _Times(silent_seconds, self._context.now)
 
@@ -149,6 +150,7 @@ class Recovery:
             times.num_replayed += 1
         else:
             self._times = None
+            self._context.recovering = False
             self._context.announce(self._recovered(times))
 
     def _recovered(self, times: _Times) -> RecoveredEvent:

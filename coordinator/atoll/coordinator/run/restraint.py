@@ -32,12 +32,14 @@ class Restraint:
         self._slow: dict[PeerId, tuple[int, float]] = {}
         self._borne: dict[PeerId, float] = {}
         self._considered: frozenset[PeerId] = frozenset()
+        self._hasty = False
         self._rest_until_step = StepNumber(0)
         self._rest_until = float("-inf")
 
-    def planned(self, peers: Iterable[PeerId]) -> None:
-        """A plan was made in the knowledge of these peers: each one's speed is compared with it from now on."""
-        self._considered = frozenset(peers)
+    def planned(self, peers: Iterable[PeerId], *, hasty: bool = False) -> None:
+        """A plan was made in the knowledge of these peers: each one's speed is compared with it from now on. ``hasty``: no
+        better one was looked for."""
+        self._considered, self._hasty = frozenset(peers), hasty
         self._slow.clear()
         self._borne.clear()
 
@@ -48,7 +50,7 @@ class Restraint:
 
     def kept(self, peers: Iterable[PeerId]) -> None:
         """A look, in the knowledge of these peers, has found the plan good enough with everybody as fast as now."""
-        self._considered = frozenset(peers)
+        self._considered, self._hasty = frozenset(peers), False
         self._borne |= {peer: factor for peer, (_, factor) in self._slow.items()}
         self._slow.clear()
 
@@ -67,4 +69,6 @@ class Restraint:
             worst = max(slow, key=lambda peer: (self._slow[peer][1], peer))
             return f"{worst} computes {self._slow[worst][1]:.1f} times longer than planned"
         joined = sorted(frozenset(present) - self._considered)
-        return f"{', '.join(joined)} joined" if joined else None
+        if joined:
+            return f"{', '.join(joined)} joined"
+        return "the plan was made in haste, after a loss" if self._hasty else None

@@ -16,6 +16,7 @@ from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.copies import Copy, Keeper, Owned, choose_copies
 from atoll.coordinator.run.events import PeerJoined, SnapshotCopied, SnapshotTaken, StoreHolds
 from atoll.coordinator.run.instructions import CopySnapshot, FillStore, KeepSnapshots, NotePart, NoteSnapshot
+from atoll.coordinator.run.prefetching import Prefetching
 from atoll.coordinator.run.rescue import Rescue
 from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.snapshots import THE_STORE, Moment, Part
@@ -56,6 +57,7 @@ class Snapshotting:
         self._disks: dict[PeerId, tuple[int, float | None]] = {}
         self._since: dict[Moment, float] = {}
         self._tried: Moment | None = None
+        self._prefetching = Prefetching(context, lambda moment: self._keepers(moment, set()), self._add)
 
     # What happens
 
@@ -68,6 +70,7 @@ class Snapshotting:
             self._cadence.lost()
         self._disks.pop(peer, None)
         self.rescue.gone(peer)
+        self._prefetching.gone(peer)
         self._answers = {key: moments for key, moments in self._answers.items() if key[0] != peer}
         under_way = self._under_way
         if under_way is None:
@@ -87,6 +90,7 @@ class Snapshotting:
         self._cadence.trained(took_seconds)
         if context.committed <= self._last:  # the run went back; a snapshot that was under way is of steps that are gone
             self._last, self._under_way = StepNumber(context.committed - 1), None
+            self._prefetching.went_back()
         if not self._is_due(usual_seconds):
             return False
         assert context.plan is not None
@@ -130,6 +134,8 @@ class Snapshotting:
         if rescued is not None:
             self._add(event.peer, rescued)
             return
+        if self._prefetching.copied(event):
+            return
         under_way = self._under_way
         if under_way is None or event.step != under_way.moment.step:
             return
@@ -147,9 +153,12 @@ class Snapshotting:
         self._continue(under_way)
 
     def time_passed(self) -> None:
-        """Who has not answered for long will not."""
+        """Who has not answered for long will not. While no snapshot is under way, spares fetch ahead."""
         under_way, now = self._under_way, self._context.now
-        if under_way is None or now - under_way.heard < self._context.settings.deadlines.snapshot_seconds:
+        if under_way is None:
+            self._prefetching.consider()
+            return
+        if now - under_way.heard < self._context.settings.deadlines.snapshot_seconds:
             return
         silent = listed(sorted(under_way.taking) or sorted(under_way.copying))
         self._tell_failure(under_way.moment, f"nothing was heard from {silent} for {now - under_way.heard:.0f} s")

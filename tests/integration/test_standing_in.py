@@ -1,0 +1,44 @@
+"""A lost peer's place is taken without measuring or searching, and the run comes to what it comes to without the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator.events import PlanEvent, RecoveredEvent, StepEvent
+from atoll.coordinator.survey import Surveyor
+from atoll.coordinator.traced_model import TracedModel
+from support.coordinated import coordinated
+from support.jobs import gpt_job
+from support.runs import assert_same
+
+STEPS = 40
+
+
+async def test_a_spare_takes_a_stage_over_with_what_is_known_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = gpt_job(tmp_path, steps=STEPS)
+    job = job.model_copy(update={"plan": job.plan.model_copy(update={"stages": 2})})
+    async with coordinated(job, tmp_path / "calm", peers=2) as calm:
+        assert (await calm.ended()).finished
+    async with coordinated(job, tmp_path / "state", peers=3) as run:
+        await run.until_told(StepEvent, step=2)
+
+        def forbidden(*_: object, **__: object) -> None:
+            raise AssertionError("nothing is measured or searched for while a stage has no peer")
+
+        monkeypatch.setattr(Surveyor, "complete", forbidden)
+        monkeypatch.setattr(TracedModel, "propose", forbidden)
+        (plan,) = run.told(PlanEvent)
+        first, lost = (stage.peers for stage in plan.stages)
+        run.kill(lost[0])
+        recovered = await run.until_told(RecoveredEvent)
+        monkeypatch.undo()
+        outcome = await run.ended()
+    assert outcome.finished, outcome.reason
+    assert_same(run, calm)
+    _, after = run.told(PlanEvent)[:2]
+    (spare,) = {"peer-0", "peer-1", "peer-2"} - {*first, *lost}
+    assert [stage.peers for stage in after.stages] == [first, (spare,)]
+    assert [(stage.first, stage.last) for stage in after.stages] == [(stage.first, stage.last) for stage in plan.stages]
+    assert recovered.reason.startswith(f"{lost[0]} (stage 1) was lost")
