@@ -130,6 +130,11 @@ class Coordinator:
             await self.close()
             raise
 
+    @property
+    def run_id(self) -> str:
+        """Of the run in the state folder, once that is claimed."""
+        return self._sessions.run_id
+
     async def run(self) -> Outcome:
         """Take the run to its end and clean up. Raises JobError when it turns out that the job cannot be run."""
         try:

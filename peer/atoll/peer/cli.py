@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from atoll.peer.joining import Where
     from atoll.peer.profile import Profile
     from atoll.peer.settings import PeerSettings
 
@@ -46,7 +47,9 @@ MaxDownload = Annotated[str | None, typer.Option(metavar="RATE", help="Be sent n
 
 @app.command()
 def join(
-    coordinator: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where `atoll run` listens.")],
+    coordinator: Annotated[
+        str | None, typer.Argument(metavar="[HOST:PORT]", help="Where `atoll run` listens; or give --run.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What this peer is called; by default host name and process id.")] = None,
     token: Annotated[
         str | None,
@@ -68,6 +71,12 @@ def join(
     advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
     cache: Cache = None,
     snapshots: Snapshots = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Find the run of this name in a DHT (`atoll run --dht`).")
+    ] = None,
+    initial_peers: Annotated[
+        list[str] | None, typer.Option(metavar="ADDRESS", help="A node of that DHT (/ip4/.../p2p/...); may be repeated.")
+    ] = None,
     hand_over_seconds: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="When told to end, stay that long at most to hand layers over.")
     ] = 30.0,
@@ -82,6 +91,7 @@ def join(
     ] = "1800s",
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
+    from atoll.peer.joining import Where
     from atoll.peer.notice import notice_url_of_flag
     from atoll.peer.profile import choose_device
     from atoll.peer.returning import Patience
@@ -97,8 +107,9 @@ def join(
     from atoll.protocol.fault_points import FaultPoints
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    where = Where.of_flags(coordinator, run, initial_peers or ())
     settings = PeerSettings(
-        coordinator=parse_address(coordinator, "HOST:PORT"),
+        coordinator=where.address,
         name=name or default_name(),
         device=choose_device(device),
         threads=threads,
@@ -117,7 +128,7 @@ def join(
         notice_url=None if notice_url is None else notice_url_of_flag(notice_url),
         patience=Patience(end=seconds_of_flag(wait, "--wait")),
     )
-    raise typer.Exit(asyncio.run(_run(settings)))
+    raise typer.Exit(asyncio.run(_run(settings, where)))
 
 
 @app.command()
@@ -160,7 +171,22 @@ def main() -> None:
         _end(ending.code if isinstance(ending.code, int) else 1)
 
 
-async def _run(settings: PeerSettings) -> int:
+async def _run(settings: PeerSettings, where: Where) -> int:
+    """Finds the run, if need be, and works for it; the exit status."""
+    from atoll.peer.session_values import ExitCode
+    from atoll.protocol.errors import AtollError, JobError
+
+    try:
+        async with where.found(settings) as complete:
+            return await _work(complete)
+    except JobError:
+        raise
+    except AtollError as error:
+        print(error, file=sys.stderr)
+        return ExitCode.FAILED
+
+
+async def _work(settings: PeerSettings) -> int:
     """Runs the peer with signals turned into a leave; the exit status."""
     from atoll.peer.daemon import Peer
     from atoll.peer.session_values import ExitCode

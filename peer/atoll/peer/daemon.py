@@ -180,6 +180,7 @@ class Peer:
             self._feed(received)
             if self._session.state is SessionState.IDLE and before in (SessionState.JOINING, SessionState.AWAY):
                 self._line.welcomed()
+                self._belonging.coordinator = self._line.address
                 self._enter_run(self._session.run_id)
                 if before is SessionState.JOINING:
                     _log.info("%s joined the run %s", self._own, self._session.run)
@@ -366,7 +367,7 @@ class Peer:
         await asyncio.sleep(seconds)
         unanswered = self._session.state in (SessionState.JOINING, SessionState.AWAY)
         if unanswered and self._line.connection is connection is not None:
-            address = self._settings.coordinator
+            address = self._line.address
             self._on_connection_lost(f"the coordinator at {address} did not answer within {seconds:g} s: is it overloaded?")
 
     def _spawn(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:

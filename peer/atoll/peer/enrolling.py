@@ -59,6 +59,8 @@ class Belonging:
 
     def __init__(self, settings: PeerSettings) -> None:
         self.security: Security = PlainText()
+        self.coordinator = settings.coordinator
+        """Where to ask."""
         self._settings = settings
         self._folder = IdentityFolder(settings.cache, settings.name)
         self._revoked: set[str] = set()
@@ -118,7 +120,7 @@ class Belonging:
         raise IdentityRefused(f"--token-file: no token was in {path} within {seconds:g} s; `atoll invite` prints one")
 
     async def _kept_or_given(self, authority: x509.Certificate, token: Token | None) -> Kept:
-        address, found = self._settings.coordinator, fingerprint(authority)
+        address, found = self.coordinator, fingerprint(authority)
         if token is None:
             kept = await asyncio.to_thread(self._folder.load, found)
             if kept is None or not _is_of_use(kept, None):
@@ -155,7 +157,7 @@ class Belonging:
     async def _ask_often(self, security: MutualTls, request: enrolment_pb2.EnrolRequest) -> enrolment_pb2.Enrolled:
         """Asks again for a moment: a coordinator hears of an invitation a little after it was printed."""
         for patience in (*_PAUSES_SECONDS, None):
-            async with open_channel(str(self._settings.coordinator), security) as channel:
+            async with open_channel(str(self.coordinator), security) as channel:
                 try:
                     call = enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(request, timeout=ASK_SECONDS)
                     return await self._ask(security, call)
@@ -169,7 +171,7 @@ class Belonging:
         shown = security.credentials
         authority = certificate_of_pem(shown.authority)
         request = enrolment_pb2.RenewRequest(signing_request=signing_request(self._settings.name, key_of_pem(shown.key)))
-        async with open_channel(str(self._settings.coordinator), security) as channel:
+        async with open_channel(str(self.coordinator), security) as channel:
             answer = await self._ask(security, enrolment_pb2_grpc.EnrolmentStub(channel).Renew(request, timeout=ASK_SECONDS))
         self._take_in(answer, authority)
         before = await asyncio.to_thread(self._folder.load, fingerprint(authority))
@@ -183,7 +185,7 @@ class Belonging:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            address = self._settings.coordinator
+            address = self.coordinator
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise SessionError(await why_refused(address, security.credentials)) from error
             raise IdentityRefused(f"the coordinator at {address} refuses: {error.details() or error.code().name}") from error

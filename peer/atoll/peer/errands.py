@@ -113,7 +113,7 @@ class Errands:
         probed = await answer_probe(
             probe,
             own=self._own,
-            coordinator=str(self._settings.coordinator),
+            coordinator=str(self._line.address),
             pacers=self._pacers,
             max_download=self._settings.max_download,
             chaos=self._settings.chaos,

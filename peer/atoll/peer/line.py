@@ -14,7 +14,7 @@ from atoll.peer.connection import Connection, Received
 from atoll.peer.returning import Returning
 from atoll.peer.session_values import GoBack
 from atoll.peer.settings import PeerSettings
-from atoll.protocol.errors import SessionError
+from atoll.protocol.errors import AtollError, SessionError
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.security import Security
@@ -41,6 +41,8 @@ class Line:
         self._on_lost = on_lost
         self._pacers = pacers
         self.security: Security | None = None  # plain text, until this peer is somebody
+        self.address = settings.coordinator
+        """Where the coordinator is, as far as is known."""
         self._connection: Connection | None = None
         self._returning = Returning(settings.patience)
         self._closing: set[asyncio.Task[None]] = set()
@@ -108,8 +110,9 @@ class Line:
             if self._returning.is_to_keep(now):
                 on_long_alone()
             if self._returning.is_to_log(now):
-                _log.warning("%s; looking for the coordinator at %s%s", wish.reason, self._settings.coordinator, _what(wish))
+                _log.warning("%s; looking for the coordinator at %s%s", wish.reason, self.address, _what(wish))
             await asyncio.sleep(self._returning.pause_seconds(self._random.random()))
+            await self._look_up()
             connection = self._new_connection()
             try:
                 await connection.open(ATTEMPT_SECONDS)
@@ -134,7 +137,7 @@ class Line:
             await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _new_connection(self) -> Connection:
-        address, own = str(self._settings.coordinator), PeerId(self._settings.name)
+        address, own = str(self.address), PeerId(self._settings.name)
         connection: Connection
 
         def received(message: Received) -> None:
@@ -147,6 +150,15 @@ class Line:
 
         connection = Connection(own, address, received, lost, self._pacers, self._settings.chaos, self.security)
         return connection
+
+    async def _look_up(self) -> None:
+        """Where the coordinator is by now, if somebody knows."""
+        if self._settings.whereabouts is None:
+            return
+        try:
+            self.address = await self._settings.whereabouts()
+        except AtollError as error:
+            _log.info("%s", error)
 
     def _give_up(self, wish: GoBack, disk: str) -> str:
         seconds = self._returning.away_seconds(time.monotonic())

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class PeerSettings:
     sends and what others send to it. One that is asked to leave stays ``hand_over_seconds`` at most; ``notice_url`` is asked
     all the time whether this machine is about to be taken away. ``token`` is the operator's invitation, or it is in
     ``token_file``, once that is there; a peer that has been in the run before may do without. ``insecure``: in plain text,
-    within one machine. ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone.
+    within one machine. ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone;
+    ``whereabouts`` says where it is by then, for one that is found by its run's name, or raises AtollError.
     """
 
     coordinator: Address
@@ -54,6 +56,7 @@ class PeerSettings:
     hand_over_seconds: float = HAND_OVER_SECONDS
     notice_url: str | None = None
     patience: Patience = field(default_factory=Patience)
+    whereabouts: Callable[[], Awaitable[Address]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def listen_address(self) -> str:

@@ -58,11 +58,17 @@ _IN_OWN_SESSION = "import os, sys; os.setsid(); os.execv(sys.argv[1], sys.argv[1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HivePlace:
     """Where the daemon listens: an IP address and a port of this machine, 0 for any; ``advertised`` is the host name or
-    address by which others reach it, where that is another."""
+    address by which others reach it, where that is another. Its identity is kept in the file ``identity``, if one is named.
+
+    One that ``finds`` others by their identities alone, as a DHT needs it, begins with those at ``initial``.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     advertised: str = ""
+    identity: Path | None = None
+    finds: bool = False
+    initial: tuple[str, ...] = ()
 
 
 def hivemind_is_here() -> bool:
@@ -197,14 +203,19 @@ async def _started(folder: Path, place: HivePlace) -> P2P:
             fault = f"{type(error).__name__}: {error}"
             _logger.info("start %d of hivemind's daemon failed: %s", attempt, fault)
         await asyncio.sleep(_PAUSE_SECONDS * attempt)
-    raise ResourceError(f"hivemind's daemon did not start in {_MAX_STARTS} attempts; the last one: {fault}")
+    hint = f"; can {', '.join(place.initial)} be reached?" if place.initial else ""
+    raise ResourceError(f"hivemind's daemon did not start in {_MAX_STARTS} attempts; the last one: {fault}{hint}")
 
 
 async def _create(kind: Any, place: HivePlace) -> P2P:
     listening = f"/{_family(place.host)}/{place.host}/tcp/{place.port}"
     created: P2P = await kind.create(
         host_maddrs=[listening],
-        dht_mode="client",
+        announce_maddrs=[_reached(place, place.port)] if place.advertised and place.port else None,
+        initial_peers=list(place.initial) or None,
+        identity_path=None if place.identity is None else str(place.identity),
+        check_if_identity_free=False,  # whoever was killed a moment ago had it
+        dht_mode="server" if place.finds else "client",
         nat_port_map=False,
         auto_nat=False,
         use_relay=False,
@@ -240,10 +251,13 @@ def _family(host: str) -> str:
 
 def _address(visible: Sequence[Any], place: HivePlace) -> str:
     """The address to tell others: the daemon's port and identity, on the host that is advertised."""
-    port, identity = visible[0]["tcp"], visible[0]["p2p"]
+    return f"{_reached(place, int(visible[0]['tcp']))}/p2p/{visible[0]['p2p']}"
+
+
+def _reached(place: HivePlace, port: int) -> str:
     host = place.advertised or place.host
     kind = _family(host) if ":" in host or host.replace(".", "").isdigit() else "dns"
-    return f"/{kind}/{host}/tcp/{port}/p2p/{identity}"
+    return f"/{kind}/{host}/tcp/{port}"
 
 
 def _parsed(address: str) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from atoll.coordinator.cli import finished, invite, peers, plan, run, snapshots, status, swarm
+from atoll.coordinator.cli import dht, finished, invite, peers, plan, run, snapshots, status, swarm
 from atoll.coordinator.cli.exits import exit_with
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("stop")(status.stop)
 app.command("replan")(status.replan)
 app.command("export")(status.export)
 app.command("report")(finished.report)
+app.command("dht")(dht.command)
 app.command("generate")(finished.generate)
 
 

@@ -17,6 +17,16 @@ Page = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Show the run there, to browsers and to Prometheus; :8080 is all addresses."),
 ]
+InitialPeers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--initial-peers", metavar="ADDRESS", help="A node of the DHT to begin with (/ip4/.../p2p/...); may be repeated."
+    ),
+]
+DhtListen = Annotated[
+    str | None,
+    typer.Option("--dht-listen", metavar="HOST:PORT", help="Where the DHT's other nodes reach this one. Default: any port."),
+]
 EventsAsJson = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
 
 Target = Annotated[

@@ -18,7 +18,7 @@ import typer
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.interruption import Interruption
 from atoll.coordinator.cli.invite import keep_invitation
-from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page
+from atoll.coordinator.cli.options import DhtListen, EventsAsJson, InitialPeers, JobOverrides, NewState, Page
 from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
 from atoll.coordinator.cli.state import new_state
 from atoll.coordinator.cli.view import View, open_view
@@ -28,6 +28,7 @@ from atoll.protocol.errors import RunFailed
 from atoll.protocol.open_files import allow_many_connections
 
 if TYPE_CHECKING:
+    from atoll.coordinator.announcing import Announcing, AnnouncingOptions
     from atoll.coordinator.cli.page.site import Site
     from atoll.coordinator.events import Event
     from atoll.coordinator.server import Coordinator
@@ -52,6 +53,7 @@ class RunOptions:
     invite_to: Path | None = None
     resume: str | None = None
     page: str | None = None
+    announcing: AnnouncingOptions | None = None
     patience_seconds: float = 24 * 3600.0
 
 
@@ -67,6 +69,9 @@ def command(
     overrides: JobOverrides = None,
     as_json: EventsAsJson = False,
     page: Page = None,
+    dht: Annotated[bool, typer.Option("--dht", help="Let peers find this run by its name: announce it in a DHT.")] = False,
+    initial_peers: InitialPeers = None,
+    dht_listen: DhtListen = None,
     patience_hours: Annotated[
         float, typer.Option(min=0.0, help="How long a run that cannot go on waits for peers before it ends.")
     ] = 24.0,
@@ -80,6 +85,7 @@ def command(
     held: Annotated[bool, typer.Option("--held", hidden=True, help="End when standard input closes.")] = False,
 ) -> None:
     """Coordinates one run: waits for peers, places the model, trains, and writes the weights."""
+    from atoll.coordinator.announcing import announcing_options
     from atoll.protocol.job import load_job
 
     if insecure and invite_to is not None:
@@ -96,6 +102,7 @@ def command(
         invite_to=invite_to,
         resume=resume,
         page=page,
+        announcing=announcing_options(listen, dht_listen, initial_peers or ()) if dht else None,
         patience_seconds=3600.0 * patience_hours,
     )
     raise typer.Exit(asyncio.run(run_job(options)))
@@ -128,6 +135,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
     interruption.watch_signals()
     if options.held:
         interruption.watch_standard_input()
+    announcing: Announcing | None = None
     try:
         address = await coordinator.start()
         print(f"listening on {address}, the run is kept in {options.state}", file=_people(options))
@@ -137,9 +145,12 @@ async def run_job(options: RunOptions) -> ExitStatus:
             await asyncio.to_thread(keep_invitation, options.invite_to, options.state)
         if not options.insecure:
             print(f"`atoll invite --state {options.state}` prints the line by which a peer joins", file=_people(options))
+        announcing = await _announce(options, coordinator, address)
         async with _refreshing(views, coordinator):
             outcome = await coordinator.run()
     finally:
+        if announcing is not None:
+            await announcing.close()
         view.close()
         if site is not None:
             await site.stop()
@@ -186,6 +197,18 @@ def open_site(options: RunOptions) -> Site:
         steps=options.job.training.steps,
         before=read_told(options.state),
     )
+
+
+async def _announce(options: RunOptions, coordinator: Coordinator, address: str) -> Announcing | None:
+    """Has the run found by its name, if that is wanted."""
+    if options.announcing is None:
+        return None
+    from atoll.coordinator.announcing import Announcing
+
+    announcing = await Announcing.start(options.announcing, options.job.name, coordinator.run_id, options.state, address)
+    words = f"atoll-peer join --run {options.job.name} --initial-peers {announcing.initial}"
+    print(f"peers find this run with `{words}`", file=_people(options), flush=True)
+    return announcing
 
 
 def _tell(views: Sequence[View | Site], event: Event) -> None:

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.coordinator.run_files import disk_error
@@ -99,6 +100,10 @@ class Authority:
         # The key comes last: where it is, all of it is.
         write_secret(folder / AUTHORITY_KEY, key_pem(key))
         return made
+
+    def sign(self, data: bytes) -> bytes:
+        """ECDSA with SHA-256, for what others keep of this run."""
+        return self._key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     def issue(
         self, role: Role, name: str, public: ec.EllipticCurvePublicKey, now: datetime.datetime, lifetime: datetime.timedelta
