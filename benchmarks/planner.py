@@ -88,7 +88,7 @@ def compare(request: PlanRequest) -> Outcome:
     started = time.monotonic()
     planned = plan_placement(request)
     planning_seconds = time.monotonic() - started
-    used = {stage.peer for stage in planned.stages}
+    used = {stage.peer for stage in planned.seats}
     everyone = _predictor(request, request.peers)
     chosen = _predictor(request, tuple(peer for peer in request.peers if peer.name in used))
     layouts = {
@@ -99,7 +99,7 @@ def compare(request: PlanRequest) -> Outcome:
     baselines = {
         name: None if layout is None else predictor.step_seconds(layout) for name, (predictor, layout) in layouts.items()
     }
-    return Outcome(planned.step_seconds, baselines, len(planned.stages), planning_seconds)
+    return Outcome(planned.step_seconds, baselines, len(planned.seats), planning_seconds)
 
 
 def _predictor(request: PlanRequest, peers: tuple[PeerOffer, ...]) -> Predictor:

@@ -12,7 +12,7 @@ import networkx
 import numpy as np
 
 from atoll.coordinator.planning.changes import settle
-from atoll.coordinator.planning.cuts import Layout
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.order import bottleneck_path
 from atoll.coordinator.planning.prediction import Predictor

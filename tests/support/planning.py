@@ -10,7 +10,10 @@ import numpy as np
 
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.costs import Constraints, cost_table, memory_table
-from atoll.coordinator.planning.cuts import Layout
+from atoll.coordinator.planning.group_changes import every_grouping
+from atoll.coordinator.planning.in_flight import choices
+from atoll.coordinator.planning.judging import judge_of
+from atoll.coordinator.planning.layouts import Layout, with_groups
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.planner import PlanRequest
 from atoll.coordinator.planning.prediction import Predictor
@@ -188,6 +191,37 @@ def brute_force(request: PlanRequest) -> tuple[float, Layout | None]:
             if seconds < best[0]:
                 best = seconds, layout
     return best
+
+
+def brute_force_with_replicas(request: PlanRequest) -> float:
+    """The best of every grouping of the peers with every cut, as the planner judges it: a replica must be worth something.
+
+    Replicas stand in the planner's order; a stage recomputes only where it does not fit otherwise."""
+    predictor = predictor_of(request)
+    judge = judge_of(predictor, None)
+    best = np.inf
+    for groups in every_grouping(tuple(range(len(predictor.peers))), predictor.segments.num_segments):
+        for inner in combinations(range(1, predictor.segments.num_segments), len(groups) - 1):
+            layout = settled_groups(predictor, groups, (0, *inner, predictor.segments.num_segments))
+            if layout is not None and predictor.fits(layout):
+                for in_flight in choices(predictor, layout):
+                    best = min(best, judge(predictor.step_seconds(layout, in_flight), layout))
+    return float(best)
+
+
+def settled_groups(predictor: Predictor, groups: tuple[tuple[int, ...], ...], bounds: tuple[int, ...]) -> Layout | None:
+    """The layout that recomputes only where memory demands it."""
+    recompute = []
+    for group, first, end in zip(groups, bounds[:-1], bounds[1:], strict=True):
+        ways = (
+            anew
+            for anew in (False, True)
+            if all(predictor.possible(peer, first, end, anew, alone=len(group) == 1) for peer in group)
+        )
+        recompute.append(next(ways, None))
+    if None in recompute:
+        return None
+    return with_groups(groups, bounds, tuple(bool(anew) for anew in recompute))
 
 
 def _numbers_in_flight(most: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -137,7 +137,7 @@ class CodecChoices:
         self._warm = False
         planned = {(link.source, link.target): link.codec for link in plan.links}
         rungs = {ends: edge.rungs(names) for (ends, edge), names in zip(self._edges.items(), self._allowed(), strict=True)}
-        computing = [stage.microbatch_seconds for stage in plan.stages]
+        computing = [stage.pace_seconds for stage in plan.stages]
         pace = Pace(
             microbatch_seconds=max(computing),
             num_microbatches=num_microbatches,

@@ -126,7 +126,7 @@ class Measurements:
             for peer in stage.replicas:
                 measured = self.observed.compute_seconds(peer)
                 if measured > 0.0:
-                    predicted = stage.step_compute_seconds
+                    predicted = stage.of(peer).step_compute_seconds
                     yield PredictionEvent(what="compute_seconds", peer=peer, predicted=predicted, measured=measured)
         for link in self._plan.links:
             seconds = self.observed.transfer_seconds(link.source, link.target)
@@ -140,7 +140,8 @@ class Measurements:
         for stage in stages:
             for peer in stage.replicas:
                 grown = float(self.grown_bytes(peer))
-                yield PredictionEvent(what="memory_bytes", peer=peer, predicted=float(stage.memory_bytes), measured=grown)
+                predicted = float(stage.of(peer).memory_bytes)
+                yield PredictionEvent(what="memory_bytes", peer=peer, predicted=predicted, measured=grown)
 
 
 def _of_link(what: str, link: LinkPlan, predicted: float, measured: float) -> PredictionEvent:

@@ -57,7 +57,7 @@ class Observed:
         for stage in plan.stages:
             for name in stage.replicas:
                 peer = self._peers.setdefault(name, _Peer(baked=factors.get(name, 1.0)))
-                peer.predicted = stage.step_compute_seconds or None
+                peer.predicted = stage.of(name).step_compute_seconds or None
         for link in self._links.values():
             link.step_seconds.clear()
 

@@ -125,9 +125,9 @@ def _peer(name: PeerId, entry: RosterEntry, sources: Sources, now: float) -> ope
         status.silent_seconds = now - member.heard
     plan = sources.machine.context.plan
     if plan is not None and stage is not None:
-        status.predicted_memory_bytes = plan.stages[stage].memory_bytes
+        status.predicted_memory_bytes = plan.stages[stage].of(name).memory_bytes
         status.measured_memory_bytes = sources.measurements.grown_bytes(name)
-        status.predicted_compute_seconds = plan.stages[stage].step_compute_seconds
+        status.predicted_compute_seconds = plan.stages[stage].of(name).step_compute_seconds
         status.measured_compute_seconds = sources.measurements.observed.compute_seconds(name)
     return status
 

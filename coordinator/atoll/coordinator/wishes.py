@@ -25,6 +25,7 @@ def constraints_of(job: Job, pins: tuple[tuple[int, str], ...], peers: Sequence[
     return Constraints(
         num_microbatches=job.training.num_microbatches,
         num_stages=None if wishes.stages == "auto" else wishes.stages,
+        num_replicas=None if wishes.replicas == "auto" else wishes.replicas,
         in_flight=None if wishes.in_flight == "auto" else wishes.in_flight,
         recompute=None if wishes.recompute == "auto" else wishes.recompute,
         pins=pins,

@@ -208,6 +208,8 @@ class PlanSection(Section):
 
     stages: AutoOrPositive = "auto"
     """Number of stages; auto takes one a peer where that is useful."""
+    replicas: AutoOrPositive = 1
+    """Peers that hold each stage, as far as there are peers; auto gives a stage several where that makes steps shorter."""
     in_flight: AutoOrPositive = "auto"
     """Microbatches that a stage may hold between their forward and their backward."""
     recompute: AutoOrBoolean = "auto"

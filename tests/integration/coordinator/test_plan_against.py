@@ -78,7 +78,7 @@ def test_what_peers_measured_replaces_the_estimate(tmp_path: Path) -> None:
     assert not any(stage.estimated_compute for stage in answer.forecasts)
     assert not any(link.estimated for link in answer.links)
     assert "~" not in "\n".join(lines(answer))
-    for stage in answer.planned.stages:
+    for stage in answer.planned.seats:
         # Each part takes 0.25 s forward, backward and for its weights; starting work adds a little.
         assert stage.compute_seconds == pytest.approx(0.75 * (stage.end - stage.first), rel=0.1)
 

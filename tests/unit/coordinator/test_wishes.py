@@ -47,7 +47,7 @@ def planned_peers(job: Job, peers: tuple[PeerOffer, ...] = PEERS) -> dict[int, P
         network=build_network(peer.name for peer in peers),
         constraints=constraints_of(job, pinned_segments(job, gpt_graph(), segments())),
     )
-    stages = plan_placement(request).stages
+    stages = plan_placement(request).seats
     return {segment: stage.peer for stage in stages for segment in range(stage.first, stage.end)}
 
 

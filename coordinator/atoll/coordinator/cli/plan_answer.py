@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.coordinator.planning.planner import Planned
 
 COLUMNS = ("stage", "peer", "layers", "memory", "in flight", "a microbatch", "busy", "sends a step", "receives a step")
+REPLICA_COLUMNS = (*COLUMNS[:2], "microbatches", *COLUMNS[2:])
 LINK_COLUMNS = ("from", "to", "direction", "codec", "a microbatch", "bandwidth", "delay", "busy")
 ESTIMATED = "~"
 """Before a figure that rests on an estimate."""
@@ -42,13 +43,37 @@ class Answer:
     def goodput(self) -> float:
         """Units a second of steps that are committed, with those failures."""
         step = self.planned.step_seconds
-        return self.units_per_second * step / expected_step_seconds(step, failures_per_hour=self.failures_per_hour)
+        expected = expected_step_seconds(
+            step,
+            failures_per_hour=self.failures_per_hour,
+            replica_share=self.replica_share,
+            takeover_seconds=self._takeover_seconds,
+        )
+        return self.units_per_second * step / expected
+
+    @property
+    def replica_share(self) -> float:
+        """The part of the peers that are one of several replicas: losing one of them voids no step."""
+        pipeline = self.planned.pipeline
+        return sum(len(seats) for seats in pipeline.seats if len(seats) > 1) / len(pipeline.stages)
+
+    @property
+    def _takeover_seconds(self) -> float:
+        """How much longer a step takes at most in which the others of a stage do all that one replica was dealt."""
+        pipeline, seconds = self.planned.pipeline, self.planned.simulation.compute_seconds
+        longest = 0.0
+        for seats in pipeline.seats:
+            for seat in seats if len(seats) > 1 else ():
+                speed = 1.0 / pipeline.stages[seat].microbatch_seconds if pipeline.stages[seat].microbatch_seconds else 0.0
+                others = sum(1.0 / max(pipeline.stages[other].microbatch_seconds, 1e-12) for other in seats if other != seat)
+                longest = max(longest, seconds[seat] * speed / others)
+        return longest
 
 
 def lines(answer: Answer) -> Iterator[str]:
     """The answer for people."""
     planned = answer.planned
-    yield from formatting.table([COLUMNS, *_rows(answer)])
+    yield from formatting.table([REPLICA_COLUMNS if has_replicas(answer) else COLUMNS, *_rows(answer)])
     if answer.links:
         yield ""
         yield from formatting.table([LINK_COLUMNS, *map(_link_row, answer.links)])
@@ -59,7 +84,14 @@ def lines(answer: Answer) -> Iterator[str]:
     yield f"microbatch   {_counted(size, 'sample')}, {_counted(number, 'microbatch', 'microbatches')} a step"
     if answer.failures_per_hour:
         often = f"{answer.failures_per_hour:g} {'failure' if answer.failures_per_hour == 1 else 'failures'} an hour"
-        yield f"goodput      {answer.goodput:,.0f} {answer.unit}/s with {often} that void a step each"
+        cost = "that void a step each" if answer.replica_share < 1.0 else "that replicas make good"
+        if 0.0 < answer.replica_share < 1.0:
+            cost = f"of which those of replicas, {answer.replica_share:.0%}, void no step"
+        yield f"goodput      {answer.goodput:,.0f} {answer.unit}/s with {often} {cost}"
+    for stage, seconds in enumerate(planned.simulation.averaging_seconds):
+        if seconds > 0.0:
+            share = f"{seconds / planned.step_seconds:.0%} of the step"
+            yield f"replicas     of stage {stage} sum their gradients in {formatting.seconds(seconds)}, {share}"
     yield f"bottleneck   {planned.bottleneck.sentence}"
     for one in answer.what_if:
         yield f"what if      {one.sentence}"
@@ -109,12 +141,20 @@ def _link_row(link: LinkForecast) -> tuple[str, ...]:
     )
 
 
+def has_replicas(answer: Answer) -> bool:
+    """Whether a stage has several peers."""
+    return len(answer.planned.seats) > len(answer.planned.deals)
+
+
 def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
-    for summary, stage, one in zip(answer.summaries, answer.planned.stages, answer.forecasts, strict=True):
+    count = answer.planned.pipeline.num_microbatches
+    for stage, one in zip(answer.planned.seats, answer.forecasts, strict=True):
+        summary = answer.summaries[stage.stage]
         layers = summary.first if summary.first == summary.last else f"{summary.first} - {summary.last}"
         yield (
             str(summary.stage),
             stage.peer,
+            *([f"{one.num_microbatches} of {count}"] if has_replicas(answer) else []),
             layers,
             f"{formatting.size(one.memory_bytes)} of {formatting.size(one.allowed_bytes)}",
             f"{stage.in_flight}{', recomputing' if stage.recompute else ''}",
@@ -128,26 +168,7 @@ def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
 def as_dict(answer: Answer) -> dict[str, Any]:
     """The answer for scripts: the keys of the event ``plan``, and more."""
     planned = answer.planned
-    stages = [
-        {
-            "stage": int(summary.stage),
-            "peers": list(summary.peers),
-            "first": summary.first,
-            "last": summary.last,
-            "parameters": summary.parameters,
-            "predicted_memory_bytes": summary.predicted_memory_bytes,
-            "allowed_memory_bytes": one.allowed_bytes,
-            "in_flight": stage.in_flight,
-            "recompute": stage.recompute,
-            "microbatch_seconds": stage.compute_seconds,
-            "busy_share": one.busy_share,
-            "sent_bytes": one.sent_bytes,
-            "received_bytes": one.received_bytes,
-            "estimated_compute": one.estimated_compute,
-            "estimated_link": one.estimated_link,
-        }
-        for summary, stage, one in zip(answer.summaries, planned.stages, answer.forecasts, strict=True)
-    ]
+    stages = [_stage_dict(answer, stage) for stage in range(len(planned.deals))]
     return {
         "event": "plan",
         "generation": 0,
@@ -169,6 +190,42 @@ def as_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
+def _stage_dict(answer: Answer, stage: int) -> dict[str, Any]:
+    """A stage of the answer, with what is said of its first replica; those of a stage with several each on its own as well."""
+    planned, summary = answer.planned, answer.summaries[stage]
+    replicas = [_replica_dict(answer, seat) for seat in planned.pipeline.seats[stage]]
+    found = {
+        "stage": int(summary.stage),
+        "peers": list(summary.peers),
+        "first": summary.first,
+        "last": summary.last,
+        "parameters": summary.parameters,
+        "recompute": planned.seats[planned.pipeline.seats[stage][0]].recompute,
+        **{key: value for key, value in replicas[0].items() if key not in ("name", "num_microbatches")},
+    }
+    if len(replicas) == 1:
+        return found
+    averaging_seconds = planned.simulation.averaging_seconds[stage]
+    return {**found, "replicas": replicas, "deal": list(planned.deals[stage]), "averaging_seconds": averaging_seconds}
+
+
+def _replica_dict(answer: Answer, number: int) -> dict[str, Any]:
+    seat, one = answer.planned.seats[number], answer.forecasts[number]
+    return {
+        "name": seat.peer,
+        "num_microbatches": one.num_microbatches,
+        "predicted_memory_bytes": one.memory_bytes,
+        "allowed_memory_bytes": one.allowed_bytes,
+        "in_flight": seat.in_flight,
+        "microbatch_seconds": seat.compute_seconds,
+        "busy_share": one.busy_share,
+        "sent_bytes": one.sent_bytes,
+        "received_bytes": one.received_bytes,
+        "estimated_compute": one.estimated_compute,
+        "estimated_link": one.estimated_link,
+    }
+
+
 def _link_dict(link: LinkForecast) -> dict[str, Any]:
     """A link of the answer; a bandwidth without limit is null."""
     values = dataclasses.asdict(link)
@@ -179,7 +236,7 @@ def draw(answer: Answer, title: str) -> str:
     from atoll.coordinator.cli.timeline import timeline
 
     planned = answer.planned
-    lanes = [f"{stage} · {one.peer}" for stage, one in enumerate(planned.stages)]
+    lanes = [f"{one.stage} · {one.peer}" for one in planned.seats]
     heading = f"{title}: a predicted step of {formatting.seconds(planned.step_seconds)} in {len(lanes)} stages"
     notes = [f"bottleneck: {planned.bottleneck.sentence}", *(f"{ESTIMATED} estimated: {one}" for one in _estimates(answer))]
     return timeline(lanes, planned.simulation, heading, notes)

@@ -1,4 +1,4 @@
-"""A simulated step as a picture: a lane for each stage, what it computes above, what it sends below. SVG, written by hand.
+"""A simulated step as a picture: a lane for each peer, what it computes above, what it sends below. SVG, written by hand.
 
 The picture is light, and dark where the reader's own setting is; bars keep their colours on both. Colours stand as attributes
 as well as in the style sheet, for programs that know no style sheets.
@@ -23,6 +23,7 @@ COLOURS = {
     WorkKind.SEND_FORWARD: "#4c78a8",
     WorkKind.SEND_BACKWARD: "#c0560b",
     WorkKind.EXCHANGE: "#b279a2",
+    WorkKind.AVERAGE: "#9d755d",
 }
 _ONCE = (WorkKind.UPDATE, WorkKind.FINISH)
 _COMPUTING = (WorkKind.FORWARD, WorkKind.BACKWARD, WorkKind.ACCUMULATE, *_ONCE)
@@ -35,6 +36,7 @@ _MEANING = {
     WorkKind.SEND_FORWARD: "sends activations",
     WorkKind.SEND_BACKWARD: "sends gradients",
     WorkKind.EXCHANGE: "sends shared parameters' gradients",
+    WorkKind.AVERAGE: "sums gradients with replicas",
 }
 _TICKS = 10
 _READABLE = 14

@@ -17,6 +17,7 @@ class BottleneckKind(StrEnum):
     UPDATE = "update"
     LINK = "link"
     LINE = "line"
+    AVERAGING = "averaging"
     MEMORY = "memory"
     FILLING = "filling"
 
@@ -27,7 +28,7 @@ MOSTLY = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """``busy_share`` is the part of the step for which the thing is busy; ``stage`` is the sender's for a link."""
+    """``busy_share`` is the part of the step for which the thing is busy; ``stage`` is that of the sender for a link."""
 
     kind: BottleneckKind
     stage: int
@@ -44,36 +45,45 @@ def find_bottleneck(
     """
     found = [
         *_machines(peers, pipeline, simulation),
-        *_computing(peers, simulation),
+        *_computing(peers, pipeline, simulation),
         *_updating(peers, pipeline, simulation.step_seconds),
         *_links(peers, pipeline, simulation),
         *_lines(peers, pipeline, simulation.step_seconds),
+        *_averaging(peers, pipeline, simulation),
     ]
     busiest = max(found, key=lambda one: one.busy_share)
-    if busiest.busy_share >= MOSTLY or busiest.kind is BottleneckKind.UPDATE or len(pipeline.stages) == 1:
+    once = busiest.kind in (BottleneckKind.UPDATE, BottleneckKind.AVERAGING)
+    if busiest.busy_share >= MOSTLY or once or len(pipeline.stages) == 1:
         return busiest
     return _memory_bound(peers, pipeline, simulation, most_in_flight) or _filling(peers, pipeline, simulation, busiest)
 
 
 def _filling(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation, busiest: Bottleneck) -> Bottleneck:
     number = pipeline.num_microbatches
-    through = f"{number} {'microbatch' if number == 1 else 'microbatches'} through {len(pipeline.stages)} stages"
+    stages = f"{len(pipeline.seats)} {'stage' if len(pipeline.seats) == 1 else 'stages'}"
+    through = f"{number} {'microbatch' if number == 1 else 'microbatches'} through {stages}"
     share, step = f"{busiest.busy_share:.0%}", format_seconds(simulation.step_seconds)
+    where = _names(peers, pipeline, busiest.stage)
     return Bottleneck(
         kind=BottleneckKind.FILLING,
         stage=busiest.stage,
         busy_share=busiest.busy_share,
         sentence=(
-            f"filling and draining the pipeline ({through}): what is busiest, at {peers[busiest.stage]}, is so for {share} "
-            f"of the {step}; more microbatches in a step would help"
+            f"filling and draining the pipeline ({through}): what is busiest, at {where}, is so for {share} of the {step}; "
+            "more microbatches in a step would help"
         ),
     )
 
 
-def _computing(peers: tuple[PeerId, ...], simulation: Simulation) -> list[Bottleneck]:
+def _names(peers: tuple[PeerId, ...], pipeline: Pipeline, stage: int) -> str:
+    return listed([str(peers[seat]) for seat in pipeline.seats[stage]], "and")
+
+
+def _computing(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> list[Bottleneck]:
     step, found = simulation.step_seconds, []
-    for stage, seconds in enumerate(simulation.compute_seconds):
-        sentence = f"computing at {peers[stage]} (stage {stage}), {_busy(seconds / step, step)}"
+    for seat, seconds in enumerate(simulation.compute_seconds):
+        stage = pipeline.stage_of[seat]
+        sentence = f"computing at {peers[seat]} (stage {stage}), {_busy(seconds / step, step)}"
         found.append(Bottleneck(kind=BottleneckKind.COMPUTE, stage=stage, busy_share=seconds / step, sentence=sentence))
     return found
 
@@ -88,7 +98,7 @@ def _machines(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulat
         found.append(
             Bottleneck(
                 kind=BottleneckKind.COMPUTE,
-                stage=members[0],
+                stage=pipeline.stage_of[members[0]],
                 busy_share=share,
                 sentence=f"computing on the {words}, {_busy(share, step)}",
             )
@@ -99,10 +109,11 @@ def _machines(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulat
 def _updating(peers: tuple[PeerId, ...], pipeline: Pipeline, step: float) -> list[Bottleneck]:
     """What stages do once a step, whatever its microbatches: norms of gradients, and the optimizer."""
     found = []
-    for stage, times in enumerate(pipeline.stages):
+    for seat, times in enumerate(pipeline.stages):
+        stage = pipeline.stage_of[seat]
         share = (times.update_seconds + times.finish_seconds) / step
         sentence = (
-            f"the optimizer at {peers[stage]} (stage {stage}), {_busy(share, step)}; a larger training.batch would pay for it "
+            f"the optimizer at {peers[seat]} (stage {stage}), {_busy(share, step)}; a larger training.batch would pay for it "
             "less often"
         )
         found.append(Bottleneck(kind=BottleneckKind.UPDATE, stage=stage, busy_share=share, sentence=sentence))
@@ -112,32 +123,53 @@ def _updating(peers: tuple[PeerId, ...], pipeline: Pipeline, step: float) -> lis
 def _links(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> list[Bottleneck]:
     step, found = simulation.step_seconds, []
     for index, (link, busy) in enumerate(zip(pipeline.links, simulation.sent_seconds, strict=True)):
-        there, back = (peers[index], peers[index + 1]), (peers[index + 1], peers[index])
+        one, other = pipeline.ends[index]
+        there, back = (peers[one], peers[other]), (peers[other], peers[one])
         for transfer, seconds, (source, target) in ((link.forward, busy[0], there), (link.backward, busy[1], back)):
             load = f"{format_bytes(transfer.num_bytes)} a microbatch at {format_rate(transfer.bytes_per_second)}"
             sentence = f"the link from {source} to {target} ({load}), {_busy(seconds / step, step)}"
-            found.append(Bottleneck(kind=BottleneckKind.LINK, stage=index, busy_share=seconds / step, sentence=sentence))
+            stage = pipeline.stage_of[one]
+            found.append(Bottleneck(kind=BottleneckKind.LINK, stage=stage, busy_share=seconds / step, sentence=sentence))
     return found
 
 
 def _lines(peers: tuple[PeerId, ...], pipeline: Pipeline, step: float) -> list[Bottleneck]:
-    """Uploads and downloads that serve two neighbours."""
+    """Uploads and downloads that serve neighbours on both sides."""
     found = []
-    for stage, times in enumerate(pipeline.stages):
-        before = pipeline.links[stage - 1] if stage > 0 else None
-        after = pipeline.links[stage] if stage < len(pipeline.links) else None
-        if before is None or after is None:
+    for seat, times in enumerate(pipeline.stages):
+        sent, received, sides = 0.0, 0.0, set()
+        for link, ends, load in zip(pipeline.links, pipeline.ends, pipeline.loads, strict=True):
+            if seat in ends:
+                onward = ends[0] == seat
+                sides.add(onward)
+                sent += load * (link.forward if onward else link.backward).num_bytes
+                received += load * (link.backward if onward else link.forward).num_bytes
+        if len(sides) < 2:
             continue
-        sent = before.backward.num_bytes + after.forward.num_bytes
-        received = before.forward.num_bytes + after.backward.num_bytes
+        own = pipeline.holders[pipeline.stage_of[seat]].count(seat)
         for word, num_bytes, rate in (
             ("upload", sent, times.upload_bytes_per_second),
             ("download", received, times.download_bytes_per_second),
         ):
-            share = num_bytes * pipeline.num_microbatches / rate / step
-            load = f"{format_bytes(num_bytes)} a microbatch to both neighbours at {format_rate(rate)}"
-            sentence = f"the {word} of {peers[stage]} ({load}), {_busy(share, step)}"
+            share = num_bytes / rate / step
+            load_words = f"{format_bytes(num_bytes / own)} a microbatch to both neighbours at {format_rate(rate)}"
+            sentence = f"the {word} of {peers[seat]} ({load_words}), {_busy(share, step)}"
+            stage = pipeline.stage_of[seat]
             found.append(Bottleneck(kind=BottleneckKind.LINE, stage=stage, busy_share=share, sentence=sentence))
+    return found
+
+
+def _averaging(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> list[Bottleneck]:
+    """What replicas wait for at a step's end."""
+    step, found = simulation.step_seconds, []
+    for stage, seconds in enumerate(simulation.averaging_seconds):
+        if len(pipeline.seats[stage]) > 1:
+            share = seconds / step
+            sentence = (
+                f"summing the gradients of {_names(peers, pipeline, stage)} (stage {stage}), {_busy(share, step)}; a larger "
+                "training.batch would pay for it less often"
+            )
+            found.append(Bottleneck(kind=BottleneckKind.AVERAGING, stage=stage, busy_share=share, sentence=sentence))
     return found
 
 
@@ -148,23 +180,26 @@ def _busy(share: float, step: float) -> str:
 def _memory_bound(
     peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation, most_in_flight: tuple[int, ...]
 ) -> Bottleneck | None:
-    """A stage that may hold fewer microbatches than the way through the later stages and back would keep busy."""
+    """A seat that may hold fewer microbatches than the way through the later stages and back would keep busy."""
     step = simulation.step_seconds
-    loop = 0.0
-    for stage in range(len(pipeline.stages) - 1, -1, -1):
-        times = pipeline.stages[stage]
-        loop += times.microbatch_seconds
-        if stage < len(pipeline.links):
-            loop += pipeline.links[stage].forward.seconds + pipeline.links[stage].backward.seconds
-        held = times.in_flight
-        full = most_in_flight[stage] <= held < pipeline.num_microbatches
-        if full and loop / held * pipeline.num_microbatches >= MOSTLY * step:
+    loops = [0.0] * len(pipeline.stages)
+    for seat in range(len(pipeline.stages) - 1, -1, -1):
+        times = pipeline.stages[seat]
+        ways = [
+            link.forward.seconds + link.backward.seconds + loops[other]
+            for link, (one, other) in zip(pipeline.links, pipeline.ends, strict=True)
+            if one == seat
+        ]
+        loop = loops[seat] = times.microbatch_seconds + max(ways, default=0.0)
+        held, stage = times.in_flight, pipeline.stage_of[seat]
+        own = pipeline.holders[stage].count(seat)
+        if most_in_flight[seat] <= held < own and loop / held * own >= MOSTLY * step:
             return Bottleneck(
                 kind=BottleneckKind.MEMORY,
                 stage=stage,
-                busy_share=loop / held * pipeline.num_microbatches / step,
+                busy_share=loop / held * own / step,
                 sentence=(
-                    f"memory at {peers[stage]} (stage {stage}): it holds {held} microbatches, and one is back only after "
+                    f"memory at {peers[seat]} (stage {stage}): it holds {held} microbatches, and one is back only after "
                     f"{format_seconds(loop)}"
                 ),
             )

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.coordinator.planning.cuts import Indices, Layout
+from atoll.coordinator.planning.cuts import Indices
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.prediction import Predictor
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from atoll.coordinator.planning.cuts import Indices, Layout
+from atoll.coordinator.planning.cuts import Indices
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.prediction import Predictor
 
 

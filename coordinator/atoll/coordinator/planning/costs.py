@@ -7,7 +7,7 @@ little memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,8 @@ any processor."""
 NORM_BYTES_PER_SECOND = 4e9
 """Bytes of gradients whose norms a processor works out in a second: a guess; as memory-bound as the optimizer, with less to
 do."""
+AVERAGING_COPIES = 2
+"""Bytes for each byte of gradients that a replica needs to sum them with others: what is sent or received, and the sum."""
 MOST_NORMS = 0.5
 """The part of a measured update that its norms can be at most: a guess, for only both together are measured."""
 
@@ -40,12 +42,15 @@ class Constraints:
     """What is asked of a plan; None leaves a choice to the planner.
 
     ``memory_share`` is how much of a peer's memory a plan may use; the rest is headroom. ``pins`` ties a segment to a peer.
+    ``num_replicas`` is how many peers hold each stage, as far as there are peers; ``averaging`` is the codec of the gradients
+    that replicas exchange.
     ``forward_codecs`` and ``backward_codecs`` are the codecs that links may use in each direction, the least lossy first.
     ``commit_seconds`` is what the coordinator takes between the last report of a step and its word to all.
     """
 
     num_microbatches: int
     num_stages: int | None = None
+    num_replicas: int | None = 1
     in_flight: int | None = None
     recompute: bool | None = None
     memory_share: float = 0.9
@@ -53,6 +58,7 @@ class Constraints:
     trusted_ends: bool = False
     forward_codecs: tuple[Rung, ...] = (RAW,)
     backward_codecs: tuple[Rung, ...] = (RAW,)
+    averaging: Rung = RAW
     duplex: Duplex = Duplex.FULL
     commit_seconds: float = 0.0
 
@@ -205,6 +211,17 @@ def _forbidden(segments: Segments, peers: tuple[PeerOffer, ...], constraints: Co
 def allowed_bytes(peer: PeerOffer, constraints: Constraints) -> int:
     """How much of the peer's memory a plan may use."""
     return int(peer.memory_bytes * constraints.memory_share)
+
+
+def held_by_replicas(segments: Segments, memory: MemoryTable, peers: tuple[PeerOffer, ...], constraints: Constraints) -> Matrix:
+    """How many microbatches a replica of a stage may have in flight, 0 where the stage does not fit or may have one peer only:
+    what a microbatch writes into a buffer must be there for the next one."""
+    size = np.asarray(segments.parameter_bytes)
+    averaging = AVERAGING_COPIES * (size[None, :] - size[:, None])
+    held = _held(replace(memory, fixed=memory.fixed + averaging), peers, constraints)
+    for segment in segments.changing:
+        held[:, :, : segment + 1, segment + 1 :] = 0.0
+    return held
 
 
 def _held(memory: MemoryTable, peers: tuple[PeerOffer, ...], constraints: Constraints) -> Matrix:

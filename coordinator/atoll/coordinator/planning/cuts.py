@@ -19,26 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.coordinator.planning.costs import CostTable
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.network import Matrix
 
 Indices = npt.NDArray[np.intp]
 
 UNHURRIED = 1e15
 """A pace in seconds that rules nothing out."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Layout:
-    """Stage ``s`` is positions ``bounds[s]`` to ``bounds[s + 1]`` on peer number ``peers[s]``, recomputing if
-    ``recompute[s]``."""
-
-    peers: tuple[int, ...]
-    bounds: tuple[int, ...]
-    recompute: tuple[bool, ...]
-
-    @property
-    def num_stages(self) -> int:
-        return len(self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -163,61 +150,3 @@ def _solve_exactly(costs: PacedCosts, orders: Indices, num_stages: int) -> Solut
     first = loops[:, start:, 0].argmin(axis=1) + start
     loop = loops[np.arange(num_orders), first, 0]
     return Solutions(orders=np.tile(orders, (1, num_stages)), loop=loop, _first=first, _ends=ends, _nexts=nexts)
-
-
-def layout_pace(table: CostTable, layout: Layout) -> float:
-    """The least time a microbatch that ``layout`` can keep: its slowest stage, shared machine, line or link."""
-    pace = 0.0
-    machines: dict[int, float] = {}
-    for stage, peer in enumerate(layout.peers):
-        first, end = layout.bounds[stage], layout.bounds[stage + 1]
-        compute = table.compute.item(int(layout.recompute[stage]), peer, first, end)
-        pace = max(pace, compute, table.line.item(peer, first, end))
-        if stage + 1 < layout.num_stages:
-            pace = max(pace, float(table.edge_period[:, peer, layout.peers[stage + 1], end].min()))
-        if table.crowd[peer] >= 0:
-            machines[table.crowd[peer]] = machines.get(table.crowd[peer], 0.0) + compute * table.share[peer]
-    return max([pace, *machines.values()])
-
-
-def layout_slowness(table: CostTable, layout: Layout) -> tuple[float, ...]:
-    """How many times longer the works of each stage take while all stages of its machine compute."""
-    wanted: dict[int, float] = {}
-    for peer in layout.peers:
-        wanted[table.crowd[peer]] = wanted.get(table.crowd[peer], 0.0) + table.share[peer]
-    return tuple(max(1.0, wanted[table.crowd[peer]]) for peer in layout.peers)
-
-
-def layout_excess(table: CostTable, layout: Layout) -> int:
-    """How many stages found all cores of their machine taken by others."""
-    shares: dict[int, list[float]] = {}
-    for peer in layout.peers:
-        if table.crowd[peer] >= 0:
-            shares.setdefault(table.crowd[peer], []).append(table.share[peer])
-    excess = 0
-    for taken in shares.values():
-        room = 1.0 + 1e-9
-        for share in sorted(taken):
-            room -= share
-            excess += room < 0.0
-    return excess
-
-
-def layout_loops(
-    table: CostTable, layout: Layout, limit_seconds: float, slowness: tuple[float, ...] | None = None
-) -> tuple[float, ...]:
-    """The loop of each stage when links keep the pace ``limit_seconds`` where they can; ``slowness`` is how many times longer
-    each stage computes than the table says."""
-    loops = []
-    loop, limit = 0.0, limit_seconds * (1.0 + 1e-9)
-    for stage in range(layout.num_stages - 1, -1, -1):
-        peer, first, end = layout.peers[stage], layout.bounds[stage], layout.bounds[stage + 1]
-        compute = table.compute.item(int(layout.recompute[stage]), peer, first, end)
-        loop += compute if slowness is None else compute * slowness[stage]
-        if stage + 1 < layout.num_stages:
-            pair = (slice(None), peer, layout.peers[stage + 1], end)
-            seconds, periods = table.edge_seconds[pair], table.edge_period[pair]
-            kept = np.flatnonzero(periods <= limit)
-            loop += float(seconds[kept[0]] if kept.size else seconds.min())
-        loops.append(loop)
-    return tuple(reversed(loops))

@@ -1,4 +1,4 @@
-"""What a simulated step may suffer: works and messages that take longer or shorter, and stages that stand still. Pure."""
+"""What a simulated step may suffer: works and messages that take longer or shorter, and seats that stand still. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Stage ``stage`` computes nothing from ``start_seconds`` on, for ``seconds``; what it was doing takes that much
+    """Seat ``stage`` computes nothing from ``start_seconds`` on, for ``seconds``; what it was doing takes that much
     longer."""
 
     stage: int
@@ -35,8 +35,10 @@ class Disturbances:
         chosen = jitter or Jitter()
         self._outages = sorted(outages, key=lambda outage: outage.start_seconds)
         self._compute = _factors(chosen.compute, (chosen.seed, 0), 3 * len(pipeline.stages), pipeline.num_microbatches)
-        num_connections = 2 * len(pipeline.links) + len(pipeline.exchanges)
-        self._network = _factors(chosen.network, (chosen.seed, 1), num_connections, pipeline.num_microbatches)
+        num_sums = sum(group.num_replicas * (group.num_replicas - 1) for group in pipeline.groups if group is not None)
+        num_connections = 2 * len(pipeline.links) + len(pipeline.exchanges) + num_sums
+        messages = max(2, pipeline.num_microbatches) if num_sums else pipeline.num_microbatches
+        self._network = _factors(chosen.network, (chosen.seed, 1), num_connections, messages)
         self._num_stages = len(pipeline.stages)
         self.calm = self._compute is None and not outages
 

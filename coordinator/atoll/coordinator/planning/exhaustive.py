@@ -14,7 +14,8 @@ from math import comb, perm
 import numpy as np
 
 from atoll.coordinator.planning.bounds import LowerBounds
-from atoll.coordinator.planning.cuts import Indices, Layout
+from atoll.coordinator.planning.cuts import Indices
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.prediction import Predictor
 

@@ -11,6 +11,7 @@ from atoll.coordinator.planning.costs import allowed_bytes
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.planner import Planned, PlanRequest, link_plans, plan_placement
 from atoll.coordinator.planning.quantities import format_seconds
+from atoll.coordinator.planning.simulator import sums_of
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
 
@@ -21,7 +22,13 @@ FASTER = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageForecast:
-    """One stage's share of a step: what its peer is busy with, holds, sends and receives."""
+    """One peer's share of a step: what it is busy with, holds, sends and receives. ``stage`` it holds with others perhaps."""
+
+    stage: int
+    num_microbatches: int
+    """How many of a step's it gets."""
+    averaging_seconds: float
+    """How long its stage's replicas wait for the sum of their gradients, at a step's end."""
 
     peer: PeerId
     busy_share: float
@@ -32,7 +39,7 @@ class StageForecast:
     estimated_compute: bool
     """Whether its times follow from the peer's speed alone, and not from measured parts of this model."""
     estimated_link: bool
-    """Whether the rate of its link to the next stage, in one direction at least, is an estimate."""
+    """Whether the rate of a link of its to the next stage, in one direction at least, is an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +67,20 @@ class WhatIf:
 
 
 def forecast(request: PlanRequest, planned: Planned) -> tuple[StageForecast, ...]:
-    """One for each stage."""
+    """One for each seat."""
     offers = {offer.name: offer for offer in request.peers}
     place = {name: index for index, name in enumerate(request.network.names)}
     sent, received = _traffic(planned)
-    peers = [stage.peer for stage in planned.stages]
+    pipeline, estimated = planned.pipeline, request.network.estimated
     forecasts = []
-    for index, stage in enumerate(planned.stages):
-        onward = place[peers[index + 1]] if index + 1 < len(peers) else None
-        own, estimated = place[stage.peer], request.network.estimated
+    for index, stage in enumerate(planned.seats):
+        own = place[stage.peer]
+        onward = [place[planned.seats[other].peer] for one, other in pipeline.ends if one == index]
         forecasts.append(
             StageForecast(
+                stage=stage.stage,
+                num_microbatches=pipeline.holders[stage.stage].count(index),
+                averaging_seconds=planned.simulation.averaging_seconds[stage.stage],
                 peer=stage.peer,
                 busy_share=planned.simulation.busy_seconds[index] / planned.step_seconds,
                 memory_bytes=stage.memory_bytes,
@@ -78,7 +88,7 @@ def forecast(request: PlanRequest, planned: Planned) -> tuple[StageForecast, ...
                 sent_bytes=sent[index],
                 received_bytes=received[index],
                 estimated_compute=offers[stage.peer].measured is None,
-                estimated_link=onward is not None and bool(estimated[own, onward] or estimated[onward, own]),
+                estimated_link=any(bool(estimated[own, other] or estimated[other, own]) for other in onward),
             )
         )
     return tuple(forecasts)
@@ -104,14 +114,17 @@ def forecast_links(request: PlanRequest, planned: Planned) -> tuple[LinkForecast
 
 
 def _traffic(planned: Planned) -> tuple[list[float], list[float]]:
-    """Bytes that each stage sends and receives in a step."""
-    count = planned.pipeline.num_microbatches
-    sent, received = [0.0] * len(planned.stages), [0.0] * len(planned.stages)
-    for index, link in enumerate(planned.pipeline.links):
-        sent[index] += count * link.forward.num_bytes
-        received[index + 1] += count * link.forward.num_bytes
-        sent[index + 1] += count * link.backward.num_bytes
-        received[index] += count * link.backward.num_bytes
+    """Bytes that each seat sends and receives in a step."""
+    pipeline = planned.pipeline
+    sent, received = [0.0] * len(planned.seats), [0.0] * len(planned.seats)
+    for link, (one, other), count in zip(pipeline.links, pipeline.ends, pipeline.loads, strict=True):
+        sent[one] += count * link.forward.num_bytes
+        received[other] += count * link.forward.num_bytes
+        sent[other] += count * link.backward.num_bytes
+        received[one] += count * link.backward.num_bytes
+    for source, target, part in sums_of(pipeline):
+        sent[source] += 2.0 * part.num_bytes
+        received[target] += 2.0 * part.num_bytes
     for exchange in planned.pipeline.exchanges:
         sent[exchange.source] += exchange.transfer.num_bytes
         received[exchange.target] += exchange.transfer.num_bytes
@@ -147,7 +160,7 @@ def _compare(change: str, step_seconds: float, planned: Planned) -> str:
 
 
 def _one_more_peer(request: PlanRequest, planned: Planned) -> tuple[str, PlanRequest]:
-    used = [offer for offer in request.peers if offer.name in {stage.peer for stage in planned.stages}]
+    used = [offer for offer in request.peers if offer.name in {seat.peer for seat in planned.seats}]
     typical = sorted(used, key=lambda offer: (offer.flops_per_second, offer.name))[len(used) // 2]
     # On a machine of its own: on that of the original it would add no processors.
     twin = replace(typical, name=PeerId(f"{typical.name} (another)"), machine="")
@@ -188,7 +201,7 @@ def _faster_link(request: PlanRequest, planned: Planned) -> tuple[str, PlanReque
     if not busy:
         return None
     index = max(range(len(busy)), key=lambda number: max(busy[number]))
-    names = planned.stages[index].peer, planned.stages[index + 1].peer
+    names = tuple(planned.seats[end].peer for end in planned.pipeline.ends[index])
     ends = [request.network.names.index(name) for name in names]
     rate, upload, download = (
         matrix.copy() for matrix in (request.network.rate, request.network.upload, request.network.download)

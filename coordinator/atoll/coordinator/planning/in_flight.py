@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.coordinator.planning.cuts import Layout, layout_loops, layout_pace, layout_slowness
+from atoll.coordinator.planning.layouts import Layout, layout_loops, layout_pace, layout_slowness, seat_parts
 from atoll.coordinator.planning.prediction import Predictor
 
 FACTORS = (1.0, 1.25, 1.5, 2.0, 3.0)
@@ -21,7 +21,7 @@ WORTH = 1.004
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """A layout with the number of microbatches in flight at each stage, and its simulated step."""
+    """A layout with the number of microbatches in flight at each seat, and its simulated step."""
 
     layout: Layout
     in_flight: tuple[int, ...]
@@ -37,8 +37,9 @@ def choices(predictor: Predictor, layout: Layout, factors: tuple[float, ...] = F
     if pace <= 0.0:
         return [most]
     loops = layout_loops(predictor.table, layout, pace, layout_slowness(predictor.table, layout))
+    needed = [loop * part / pace for loop, part in zip(loops, seat_parts(predictor.table, layout), strict=True)]
     tried = [
-        tuple(min(held, max(1, math.ceil(factor * loop / pace - 1e-9))) for held, loop in zip(most, loops, strict=True))
+        tuple(min(held, max(1, math.ceil(factor * need - 1e-9))) for held, need in zip(most, needed, strict=True))
         for factor in factors
     ]
     return list(dict.fromkeys([*tried, most]))

@@ -9,6 +9,17 @@ from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """What one replica of a stage is predicted to need and to do, as said of the stage."""
+
+    peer: PeerId
+    in_flight: int
+    memory_bytes: int
+    microbatch_seconds: float
+    step_compute_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
     """Stage ``stage``: each of its ``replicas`` runs the nodes from ``first`` up to, not including, ``end``, for its part of
     the microbatches.
@@ -19,7 +30,7 @@ class StagePlan:
     ``memory_bytes`` is the predicted need with ``in_flight`` microbatches held, ``microbatch_seconds`` the predicted time of
     one microbatch forward and backward alone on its machine, ``sent_bytes`` what crosses to later stages in one forward.
     ``step_compute_seconds`` is how long the stage is predicted to compute in a step, beside what else runs on its machine; 0
-    where nothing was predicted."""
+    where nothing was predicted. Where replicas differ these are the leader's, and ``differing`` has those of each."""
 
     stage: StageIndex
     replicas: tuple[PeerId, ...]
@@ -32,6 +43,7 @@ class StagePlan:
     sent_bytes: int
     step_compute_seconds: float = 0.0
     deal: tuple[int, ...] = ()
+    differing: tuple[ReplicaPlan, ...] = ()
 
     def __post_init__(self) -> None:
         num = len(self.replicas)
@@ -44,6 +56,25 @@ class StagePlan:
     def leader(self) -> PeerId:
         """Who speaks for the stage where one is enough."""
         return self.replicas[0]
+
+    def of(self, peer: PeerId) -> ReplicaPlan:
+        """What is predicted for one of the replicas."""
+        found = next((replica for replica in self.differing if replica.peer == peer), None)
+        return found or ReplicaPlan(
+            peer=peer,
+            in_flight=self.in_flight,
+            memory_bytes=self.memory_bytes,
+            microbatch_seconds=self.microbatch_seconds,
+            step_compute_seconds=self.step_compute_seconds,
+        )
+
+    @property
+    def pace_seconds(self) -> float:
+        """The time for a microbatch when all replicas compute: that of the one which takes longest for its part."""
+        if not self.deal:
+            return self.microbatch_seconds
+        each = [self.of(peer).microbatch_seconds * self.deal.count(index) for index, peer in enumerate(self.replicas)]
+        return max(each) / len(self.deal)
 
     def holder_of(self, microbatch: MicrobatchIndex) -> PeerId:
         """The replica that a microbatch goes to. An evaluation has other numbers of them; they are dealt in the same turns."""

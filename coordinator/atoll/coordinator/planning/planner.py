@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from atoll.compression.context import Direction
 from atoll.coordinator.planning.bottleneck import Bottleneck, find_bottleneck
 from atoll.coordinator.planning.costs import Constraints, cost_table, memory_table
-from atoll.coordinator.planning.cuts import Layout
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
-from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
-from atoll.coordinator.planning.prediction import LinkCodecs, Predictor
+from atoll.coordinator.planning.plan import LinkPlan, Plan, ReplicaPlan, StagePlan
+from atoll.coordinator.planning.prediction import LinkCodecs, Predictor, seats
 from atoll.coordinator.planning.refusal import refuse
 from atoll.coordinator.planning.search import search
 from atoll.coordinator.planning.segments import PeerOffer, Segments, natural_order
@@ -40,9 +40,10 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStage:
-    """Positions ``first`` to ``end`` on ``peer``. ``codecs`` are those of the link to the next stage."""
+class PlannedSeat:
+    """A replica of ``stage``: positions ``first`` to ``end`` on ``peer``. ``compute_seconds`` are for one microbatch."""
 
+    stage: int
     peer: PeerId
     first: int
     end: int
@@ -50,14 +51,17 @@ class PlannedStage:
     recompute: bool
     memory_bytes: int
     compute_seconds: float
-    codecs: LinkCodecs | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """The decision and what it is predicted to do. ``spares`` say why each peer is left over."""
+    """The decision and what it is predicted to do. ``seats`` are stage by stage, those of one in the order in which replicas
+    sum their gradients; ``deals`` say, for each stage with several, which of them gets which microbatch. ``codecs`` has an
+    entry for each of the pipeline's links. ``spares`` say why each peer is left over."""
 
-    stages: tuple[PlannedStage, ...]
+    seats: tuple[PlannedSeat, ...]
+    deals: tuple[tuple[int, ...], ...]
+    codecs: tuple[LinkCodecs, ...]
     spares: tuple[Spare, ...]
     step_seconds: float
     bottleneck: Bottleneck
@@ -102,11 +106,14 @@ def predictor_of(situation: Situation, always: frozenset[PeerId] = frozenset()) 
 
 def describe(situation: Situation, predictor: Predictor, layout: Layout, in_flight: tuple[int, ...]) -> Planned:
     """What ``layout`` is predicted to do."""
-    pipeline = predictor.pipeline(layout, in_flight)
+    codecs = predictor.codecs(layout)
+    pipeline = predictor.pipeline(layout, in_flight, codecs)
     simulation = simulate(pipeline, record=True)
-    used = tuple(predictor.peers[peer].name for peer in layout.peers)
+    used = tuple(predictor.peers[peer].name for peer in layout.seats)
     return Planned(
-        stages=_stages(predictor, layout, in_flight),
+        seats=_seats(predictor, layout, in_flight),
+        deals=predictor.deals(layout),
+        codecs=codecs,
         spares=explain_spares(situation, frozenset(used), pipeline),
         step_seconds=simulation.step_seconds,
         bottleneck=find_bottleneck(used, pipeline, simulation, predictor.most_in_flight(layout)),
@@ -117,21 +124,7 @@ def describe(situation: Situation, predictor: Predictor, layout: Layout, in_flig
 
 def as_plan(planned: Planned, segments: Segments) -> Plan:
     """The decision as the run takes it, in nodes of the graph."""
-    stages = tuple(
-        StagePlan(
-            stage=StageIndex(index),
-            replicas=(stage.peer,),
-            first=segments.positions[stage.first],
-            end=segments.positions[stage.end],
-            in_flight=stage.in_flight,
-            recompute=stage.recompute,
-            memory_bytes=stage.memory_bytes,
-            microbatch_seconds=stage.compute_seconds,
-            sent_bytes=int(segments.forward_bytes[stage.end]),
-            step_compute_seconds=planned.simulation.busy_seconds[index],
-        )
-        for index, stage in enumerate(planned.stages)
-    )
+    stages = tuple(_stage_plan(planned, segments, index) for index in range(len(planned.deals)))
     return Plan(
         stages=stages,
         spares=tuple(spare.peer for spare in planned.spares),
@@ -142,12 +135,42 @@ def as_plan(planned: Planned, segments: Segments) -> Plan:
     )
 
 
+def _stage_plan(planned: Planned, segments: Segments, stage: int) -> StagePlan:
+    numbers = planned.pipeline.seats[stage]
+    leader, several = planned.seats[numbers[0]], len(numbers) > 1
+    replicas = tuple(_replica_plan(planned, number) for number in numbers)
+    return StagePlan(
+        stage=StageIndex(stage),
+        replicas=tuple(replica.peer for replica in replicas),
+        first=segments.positions[leader.first],
+        end=segments.positions[leader.end],
+        in_flight=leader.in_flight,
+        recompute=leader.recompute,
+        memory_bytes=leader.memory_bytes,
+        microbatch_seconds=leader.compute_seconds,
+        sent_bytes=int(segments.forward_bytes[leader.end]),
+        step_compute_seconds=replicas[0].step_compute_seconds,
+        deal=planned.deals[stage],
+        differing=replicas if several else (),
+    )
+
+
+def _replica_plan(planned: Planned, number: int) -> ReplicaPlan:
+    seat = planned.seats[number]
+    return ReplicaPlan(
+        peer=seat.peer,
+        in_flight=seat.in_flight,
+        memory_bytes=seat.memory_bytes,
+        microbatch_seconds=seat.compute_seconds,
+        step_compute_seconds=planned.simulation.busy_seconds[number],
+    )
+
+
 def link_plans(planned: Planned) -> Iterator[LinkPlan]:
     """Two for each pair of neighbours: activations forward, gradients backward."""
-    for index, link in enumerate(planned.pipeline.links):
-        ends = planned.stages[index].peer, planned.stages[index + 1].peer
-        codecs = planned.stages[index].codecs
-        assert codecs is not None, "a stage with a link to the next has codecs for it"
+    for index, (link, codecs) in enumerate(zip(planned.pipeline.links, planned.codecs, strict=True)):
+        one, other = planned.pipeline.ends[index]
+        ends = planned.seats[one].peer, planned.seats[other].peer
         ways = (
             (Direction.FORWARD, ends, link.forward, codecs.forward),
             (Direction.BACKWARD, ends[::-1], link.backward, codecs.backward),
@@ -206,22 +229,18 @@ def _check_names(peers: tuple[PeerOffer, ...], request: PlanRequest) -> None:
             raise PlacementError(f"segment {segment} is pinned to {owner!r}, which has not joined; start it or remove the pin")
 
 
-def _stages(predictor: Predictor, layout: Layout, in_flight: tuple[int, ...]) -> tuple[PlannedStage, ...]:
-    codecs = predictor.codecs(layout)
+def _seats(predictor: Predictor, layout: Layout, in_flight: tuple[int, ...]) -> tuple[PlannedSeat, ...]:
     memory = predictor.memory_bytes(layout, in_flight)
-    stages = []
-    for stage, peer in enumerate(layout.peers):
-        first, end, anew = layout.bounds[stage], layout.bounds[stage + 1], layout.recompute[stage]
-        stages.append(
-            PlannedStage(
-                peer=predictor.peers[peer].name,
-                first=first,
-                end=end,
-                in_flight=in_flight[stage],
-                recompute=anew,
-                memory_bytes=memory[stage],
-                compute_seconds=float(predictor.table.compute[int(anew), peer, first, end]),
-                codecs=codecs[stage] if stage + 1 < layout.num_stages else None,
-            )
+    return tuple(
+        PlannedSeat(
+            stage=seat.stage,
+            peer=predictor.peers[seat.peer].name,
+            first=seat.first,
+            end=seat.end,
+            in_flight=in_flight[number],
+            recompute=seat.anew,
+            memory_bytes=memory[number],
+            compute_seconds=float(predictor.table.compute[int(seat.anew), seat.peer, seat.first, seat.end]),
         )
-    return tuple(stages)
+        for number, seat in enumerate(seats(layout))
+    )

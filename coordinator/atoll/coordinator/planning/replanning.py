@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.coordinator.planning.costs import allowed_bytes
-from atoll.coordinator.planning.cuts import Layout
+from atoll.coordinator.planning.layouts import Layout, with_groups
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.planner import Planned, PlanRequest, describe, predictor_of, situation_of
-from atoll.coordinator.planning.prediction import Predictor
+from atoll.coordinator.planning.prediction import Predictor, seats
 from atoll.coordinator.planning.quantities import format_bytes, format_seconds
 from atoll.coordinator.planning.refusal import refuse
 from atoll.coordinator.planning.search import search
@@ -112,46 +112,59 @@ class _Present:
         self._predictor = predictor
         self._cost = cost
         self._places = {peer.name: index for index, peer in enumerate(predictor.peers)}
-        self.in_flight = tuple(stage.in_flight for stage in current.stages)
-        self._holder: list[PeerId] = []
         bounds = bounds_of(current, predictor.segments)
+        self._holders: list[tuple[PeerId, ...]] = []
         for stage, first, end in zip(current.stages, bounds[:-1], bounds[1:], strict=True):
-            self._holder += [stage.leader] * (end - first)
-        recompute = tuple(stage.recompute for stage in current.stages)
-        gone = [peer for peer in current.peers if peer not in self._places]
+            here = tuple(peer for peer in stage.replicas if peer in self._places)
+            self._holders += [here] * (end - first)
         self.layout: Layout | None = None
-        self.obstacle = f"{', '.join(gone)} left" if gone else ""
+        self.in_flight: tuple[int, ...] = ()
+        gone = [stage.replicas for stage in current.stages if not set(stage.replicas) & set(self._places)]
+        self.obstacle = f"{', '.join(peer for replicas in gone for peer in replicas)} left" if gone else ""
         if not gone:
-            layout = Layout(tuple(self._places[peer] for peer in current.leaders), bounds, recompute)
+            left = [[peer for peer in stage.replicas if peer in self._places] for stage in current.stages]
+            self.in_flight = tuple(
+                stage.of(peer).in_flight for stage, here in zip(current.stages, left, strict=True) for peer in here
+            )
+            layout = with_groups(
+                tuple(tuple(self._places[peer] for peer in here) for here in left),
+                bounds,
+                tuple(stage.recompute for stage in current.stages),
+            )
             self.obstacle = self._obstacle(layout)
             self.layout = layout if predictor.fits(layout) else None
 
     def _obstacle(self, layout: Layout) -> str:
         """What forbids to go on: memory that became smaller, or a wish that is not kept."""
         predictor, constraints = self._predictor, self._predictor.constraints
-        for stage, need in enumerate(predictor.memory_bytes(layout, self.in_flight)):
-            offer = predictor.peers[layout.peers[stage]]
+        needs = predictor.memory_bytes(layout, self.in_flight)
+        for seat, need in zip(seats(layout), needs, strict=True):
+            offer = predictor.peers[seat.peer]
             allowed = allowed_bytes(offer, constraints)
             if need > allowed:
-                return f"stage {stage} needs {format_bytes(need)} and {offer.name} can give {format_bytes(allowed)}"
+                return f"stage {seat.stage} needs {format_bytes(need)} and {offer.name} can give {format_bytes(allowed)}"
         return "" if predictor.fits(layout) else "it does not keep the pins, the trusted ends or the wish to recompute"
 
     def moves(self, layout: Layout) -> tuple[StateMove, ...]:
-        """What each peer of ``layout`` must fetch, and from whom."""
+        """What each peer of ``layout`` must fetch, and from whom: of several replicas from the one that sends it fastest."""
         sizes: dict[tuple[PeerId | None, PeerId], float] = {}
         parameters = self._predictor.segments.parameter_bytes
-        for peer, first, end in zip(layout.peers, layout.bounds[:-1], layout.bounds[1:], strict=True):
-            target = self._predictor.peers[peer].name
-            for segment in range(first, end):
-                holder = self._holder[segment]
+        for seat in seats(layout):
+            target = self._predictor.peers[seat.peer].name
+            for segment in range(seat.first, seat.end):
+                holders = self._holders[segment]
                 size = self._cost.state_copies * (parameters[segment + 1] - parameters[segment])
-                if holder != target and size > 0.0:
-                    pair = holder if holder in self._places else None, target
+                if target not in holders and size > 0.0:
+                    pair = self._nearest(holders, seat.peer), target
                     sizes[pair] = sizes.get(pair, 0.0) + size
         return tuple(
             StateMove(source=source, target=target, num_bytes=size)
             for (source, target), size in sorted(sizes.items(), key=lambda item: (item[0][1], item[0][0] or ""))
         )
+
+    def _nearest(self, holders: tuple[PeerId, ...], target: int) -> PeerId | None:
+        rate = self._predictor.network.rate
+        return max(holders, key=lambda holder: float(rate[self._places[holder], target]), default=None)
 
     def move_seconds(self, layout: Layout) -> float:
         """How long the run stands still for a move to ``layout``; 0 for the present one. All transfers run at once."""

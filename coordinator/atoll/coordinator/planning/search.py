@@ -5,29 +5,22 @@ Deterministic: random numbers come from a fixed seed, and effort is counted in e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import permutations
 
 import numpy as np
 
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import changed_cuts, changed_orders, even_layouts
-from atoll.coordinator.planning.cuts import (
-    UNHURRIED,
-    Indices,
-    Layout,
-    PacedCosts,
-    layout_excess,
-    layout_loops,
-    layout_pace,
-    solve,
-    within,
-)
+from atoll.coordinator.planning.cuts import UNHURRIED, Indices, PacedCosts, solve, within
 from atoll.coordinator.planning.exhaustive import MOST_LAYOUTS, num_layouts, promising_layouts
 from atoll.coordinator.planning.in_flight import FACTORS, FEW_FACTORS, Tuned, quickest, refine
+from atoll.coordinator.planning.judging import Judge, Penalty, judge_of, without_replicas
+from atoll.coordinator.planning.layouts import Layout, layout_loops, layout_pace
 from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.order import pair_seconds, starting_orders, variations
 from atoll.coordinator.planning.prediction import Predictor
+from atoll.coordinator.planning.replication import replicate
 
 ALL_ORDERS_UP_TO = 6
 """So few peers are tried in every order."""
@@ -39,9 +32,6 @@ IMPROVING_WORKS = 3e5
 """The same for improving them."""
 REFINING_WORKS = 6e4
 """The same for the numbers of microbatches in flight of each of the best."""
-CROWDED = 0.01
-"""By how much of its step a stage must make a pipeline faster where all cores of its machine are taken: switching between
-threads costs caches and memory bandwidth, which the simulator does not know. How much is a guess."""
 _BOUND_WORKS = 4
 _SIMULATION_WORKS = 40
 _PACES = 28
@@ -59,28 +49,27 @@ _NEWCOMERS = 12
 _RECUT_ELEMENTS = 5e6
 _RECUT_PACES = (1.0, 0.93)
 _TUNED = 20
-
-
-Penalty = Callable[[Layout], float]
-"""Seconds by which each step of a layout counts as longer than it is."""
+_BASES = 8
 
 
 def search(
     predictor: Predictor, num_stages: int | None = None, *, start: Layout | None = None, penalty: Penalty | None = None
 ) -> Tuned | None:
     """The best layout found, None when nothing fits. ``start`` and what is near it are always looked at."""
-    return _Search(predictor, num_stages, start, penalty or _nothing).run()
-
-
-def _nothing(_: Layout) -> float:
-    return 0.0
+    judge = judge_of(predictor, penalty)
+    plain = without_replicas(start) if start is not None else None
+    alone = _Search(predictor, num_stages, plain, judge)
+    found = alone.run()
+    if found is None or predictor.constraints.num_replicas == 1:
+        return found
+    return replicate(predictor, [found.layout, *alone.best_of_each_count(_BASES)], start, judge, num_stages)
 
 
 class _Search:
-    def __init__(self, predictor: Predictor, num_stages: int | None, start: Layout | None, penalty: Penalty) -> None:
+    def __init__(self, predictor: Predictor, num_stages: int | None, start: Layout | None, judge: Judge) -> None:
         self._predictor = predictor
         self._start = start
-        self._penalty = penalty
+        self._judge = judge
         self._table = predictor.table
         self._bounds = LowerBounds(predictor)
         self._num_stages = num_stages
@@ -116,11 +105,14 @@ class _Search:
         return min((self._refined(tuned) for tuned in best), key=self._rank)
 
     def _cost(self, tuned: Tuned) -> float:
-        return self._weighed(tuned.step_seconds, tuned.layout)
+        return self._judge(tuned.step_seconds, tuned.layout)
 
-    def _weighed(self, seconds: float, layout: Layout) -> float:
-        """What a layout is judged by that takes ``seconds`` a step."""
-        return seconds * (1.0 + CROWDED * layout_excess(self._table, layout)) + self._penalty(layout)
+    def best_of_each_count(self, count: int) -> list[Layout]:
+        """For some numbers of stages, the best first, the best layout that was simulated."""
+        best: dict[int, Tuned] = {}
+        for tuned in sorted(self._simulated.values(), key=self._rank):
+            best.setdefault(tuned.layout.num_stages, tuned)
+        return [tuned.layout for tuned in list(best.values())[:count]]
 
     def _rank(self, tuned: Tuned) -> tuple[float, Layout]:
         return self._cost(tuned), tuned.layout
@@ -229,7 +221,7 @@ class _Search:
         self._works_left -= _BOUND_WORKS
         if self._works_left <= 0 and self._simulated:
             return None
-        if self._weighed(self._bounds.of([layout])[0][0], layout) >= limit:
+        if self._judge(self._bounds.of([layout])[0][0], layout) >= limit:
             return None
         self._works_left -= self._works(layout, FEW_FACTORS)
         tuned = self._simulated[layout] = quickest(self._predictor, layout, FEW_FACTORS)
@@ -256,7 +248,7 @@ class _Search:
         self._works_left -= _BOUND_WORKS * len(layouts)
         bounded = self._bounds.of(layout for layout in layouts if layout not in self._simulated)
         limit = self._cost(found)
-        return [layout for bound, layout in bounded if self._weighed(bound, layout) < limit][:_TRIED]
+        return [layout for bound, layout in bounded if self._judge(bound, layout) < limit][:_TRIED]
 
     def _changed_orders(self, layout: Layout) -> list[Layout]:
         """Other orders, cut anew around the layout's pace."""

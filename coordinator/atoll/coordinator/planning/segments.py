@@ -37,7 +37,8 @@ class Segments:
 
     ``forward_flops[k]``, ``backward_flops[k]`` and ``parameter_bytes[k]`` are sums over all nodes before ``positions[k]``.
     ``forward_bytes[k]`` is what a cut there sends to the later stage, ``backward_bytes[k]`` what comes back.
-    ``memory(i, j, recompute)`` is the need of a stage from position ``i`` to position ``j``, messages included.
+    ``memory(i, j, recompute)`` is the need of a stage from position ``i`` to position ``j``, messages included. ``changing``
+    are the segments whose forward writes into buffers, such as running statistics.
     """
 
     positions: tuple[NodeIndex, ...]
@@ -48,6 +49,7 @@ class Segments:
     backward_bytes: tuple[float, ...]
     memory: Callable[[int, int, bool], StageMemory]
     shared: tuple[SharedBytes, ...] = ()
+    changing: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.positions)

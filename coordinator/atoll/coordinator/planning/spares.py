@@ -64,12 +64,27 @@ def explain_spares(situation: Situation, used: frozenset[PeerId], pipeline: Pipe
             reason = f"{slow}, and the pipeline gets by with {format_seconds(pace)}"
         elif companions := _companions(situation.peers, peer, used):
             code, reason = "processors", f"it shares its processors with {listed(companions, 'and')}, and these keep them busy"
-        elif len(used) >= situation.segments.num_segments:
+        elif len(used) >= situation.segments.num_segments and situation.constraints.num_replicas == 1:
             code, reason = "surplus", f"the model has {situation.segments.num_segments} parts, and each has a peer"
+        elif situation.constraints.num_replicas is None:
+            code, reason = "surplus", _no_use_as_a_replica(situation, pipeline, index)
         else:
             code, reason = "surplus", "one more stage would make the pipeline longer, not the step shorter"
         spares.append(Spare(peer=peer.name, code=code, reason=reason))
     return tuple(spares)
+
+
+def _no_use_as_a_replica(situation: Situation, pipeline: Pipeline, index: int) -> str:
+    """What summing gradients with it would take, beside what it could save at the slowest stage."""
+    neither = "neither one more stage nor another replica would make the step noticeably shorter"
+    count, sizes = pipeline.num_microbatches, situation.segments.parameter_bytes
+    seconds = peer_seconds(situation.segments, situation.peers).all_works[index]
+    share = 1.0 / len(pipeline.seats)
+    summing = share * sizes[-1] * situation.constraints.averaging.ratio / _rate(situation.network, index)
+    pace = _pace(pipeline)
+    saved = count * pace * pace / (pace + share * float(seconds[-1]))
+    words = f"a stage of usual size takes {format_seconds(summing)} to sum its gradients with it in a step"
+    return f"{neither}: {words}, and it would save {format_seconds(saved)} at most"
 
 
 def _companions(peers: tuple[PeerOffer, ...], peer: PeerOffer, used: frozenset[PeerId]) -> list[str]:
@@ -80,9 +95,13 @@ def _companions(peers: tuple[PeerOffer, ...], peer: PeerOffer, used: frozenset[P
 
 def _pace(pipeline: Pipeline) -> float:
     """The time between microbatches of a full pipeline, as far as stages and links decide it."""
-    paces = [stage.microbatch_seconds for stage in pipeline.stages]
-    for link in pipeline.links:
-        paces += [link.forward.wire_seconds, link.backward.wire_seconds]
+    count = pipeline.num_microbatches
+    paces = [
+        pipeline.stages[seat].microbatch_seconds * pipeline.holders[stage].count(seat) / count
+        for seat, stage in enumerate(pipeline.stage_of)
+    ]
+    for link, load in zip(pipeline.links, pipeline.loads, strict=True):
+        paces += [load / count * link.forward.wire_seconds, load / count * link.backward.wire_seconds]
     return max(paces)
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import islice, permutations
 
 from atoll.coordinator.planning.bounds import LowerBounds
-from atoll.coordinator.planning.cuts import Layout
 from atoll.coordinator.planning.in_flight import FEW_FACTORS, quickest
+from atoll.coordinator.planning.layouts import Layout
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.planner import Planned, PlanRequest, describe, predictor_of, situation_of
 from atoll.coordinator.planning.prediction import Predictor

@@ -70,7 +70,7 @@ class Faults:
             self._cycle.announce_void(event.reason, event.peer)
             # It has dropped what it kept beside its stage.
             context.holdings.keep_only(event.peer, context.names[stage])
-        limit = int(context.settings.memory_factor * context.plan.stages[stage].memory_bytes)
+        limit = int(context.settings.memory_factor * context.plan.stages[stage].of(event.peer).memory_bytes)
         lowered = context.roster.lower_memory(event.peer, limit, context.settings.max_shortages)
         after = f"is planned with {format_bytes(lowered)} from now on" if lowered else "is left out of plans from now on"
         self._fall_back(f"{context.described(event.peer)} ran out of memory and {after}: {event.reason}")

@@ -10,7 +10,7 @@ from atoll.coordinator.tracing.cuts import crossing_values, narrow_cuts
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.memory import MemoryModel
 from atoll.coordinator.tracing.rehearsal import NodeCost, Rehearsal
-from atoll.protocol.graph import Node, ParameterReference, ValueReference
+from atoll.protocol.graph import BufferReference, Node, ParameterReference, ValueReference
 from atoll.protocol.ids import NodeIndex
 
 _MOST_PRODUCTS = 2.0
@@ -33,6 +33,7 @@ def segments_of(rehearsal: Rehearsal, *, optimizer: str, momentum: float = 0.0) 
         backward_bytes=_gradient_bytes(rehearsal, flow, positions),
         memory=MemoryModel(rehearsal, flow, optimizer, momentum).between(positions),
         shared=tuple(_shared(rehearsal, positions)),
+        changing=tuple(_changing(rehearsal, positions)),
     )
 
 
@@ -73,6 +74,14 @@ def _gradient_bytes(rehearsal: Rehearsal, flow: Dataflow, positions: Sequence[No
     ]
     inner = (sum(size for made, last, size in crossing if made < position <= last) for position in positions[1:-1])
     return (0.0, *inner, 0.0)
+
+
+def _changing(rehearsal: Rehearsal, positions: Sequence[NodeIndex]) -> Iterator[int]:
+    """The segments that use a buffer which the forward writes into."""
+    mutated = {BufferReference(spec.name) for spec in rehearsal.graph.buffers if spec.mutated}
+    for number, (first, end) in enumerate(pairwise(positions)):
+        if any(item in mutated for node in rehearsal.graph.nodes[first:end] for item in node.references()):
+            yield number
 
 
 def _shared(rehearsal: Rehearsal, positions: Sequence[NodeIndex]) -> Iterator[SharedBytes]:

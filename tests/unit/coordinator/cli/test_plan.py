@@ -161,6 +161,7 @@ def test_the_picture_has_a_bar_for_each_work() -> None:
         WorkKind.SEND_FORWARD: 3,
         WorkKind.SEND_BACKWARD: 3,
         WorkKind.EXCHANGE: 0,
+        WorkKind.AVERAGE: 0,
     }
     assert {"a <b>", "a & b", "x < y", "seconds"} <= {text.text for text in root.iter(f"{SVG}text")}
     assert root.findtext(f"{SVG}title") == "a & b"

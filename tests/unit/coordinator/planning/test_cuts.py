@@ -9,7 +9,8 @@ import pytest
 
 from atoll.compression.policy import Rung
 from atoll.coordinator.planning.costs import Constraints
-from atoll.coordinator.planning.cuts import UNHURRIED, Layout, layout_loops, layout_pace, solve, within
+from atoll.coordinator.planning.cuts import UNHURRIED, solve, within
+from atoll.coordinator.planning.layouts import Layout, layout_loops, layout_pace
 from atoll.coordinator.planning.prediction import Predictor
 from atoll.coordinator.planning.segments import RAW
 from support.planning import equal_segments, every_layout, network_of, peers_of, predictor_of, random_request

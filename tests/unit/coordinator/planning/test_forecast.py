@@ -23,7 +23,7 @@ def test_each_peer_is_told_its_memory_and_traffic() -> None:
     planned = plan_placement(request)
     first, last = forecast(request, planned)
     assert first.sent_bytes == first.received_bytes == last.sent_bytes == last.received_bytes == 4e5
-    assert first.memory_bytes == planned.stages[0].memory_bytes <= first.allowed_bytes == 900_000_000_000
+    assert first.memory_bytes == planned.seats[0].memory_bytes <= first.allowed_bytes == 900_000_000_000
     assert 0.5 < first.busy_share <= 1.0
     assert not first.estimated_link
     assert first.estimated_compute

@@ -14,7 +14,7 @@ from atoll.compression.policy import Rung
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import even_layouts
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
-from atoll.coordinator.planning.cuts import layout_excess
+from atoll.coordinator.planning.layouts import layout_excess
 from atoll.coordinator.planning.pipeline import StageTimes
 from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, as_plan, plan_microbatch, plan_placement
 from atoll.coordinator.planning.prediction import BESIDE_COMPUTING, CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
@@ -48,13 +48,13 @@ def request_of(segments: object, peers: object, network: object, **constraints: 
 
 def assert_sound(request: PlanRequest, planned: Planned) -> None:
     """Every segment once, in order, on different peers, within memory; what is predicted is what the simulator says."""
-    assert planned.stages[0].first == 0
-    assert planned.stages[-1].end == request.segments.num_segments
-    assert all(stage.end == following.first for stage, following in pairwise(planned.stages))
-    names = [stage.peer for stage in planned.stages] + [spare.peer for spare in planned.spares]
+    assert planned.seats[0].first == 0
+    assert planned.seats[-1].end == request.segments.num_segments
+    assert all(stage.end == following.first for stage, following in pairwise(planned.seats))
+    names = [stage.peer for stage in planned.seats] + [spare.peer for spare in planned.spares]
     assert sorted(names) == sorted(peer.name for peer in request.peers)
     by_name = {peer.name: peer for peer in request.peers}
-    for stage in planned.stages:
+    for stage in planned.seats:
         need = request.segments.memory(stage.first, stage.end, stage.recompute)
         assert stage.memory_bytes == need.fixed_bytes + stage.in_flight * need.microbatch_bytes
         assert stage.memory_bytes <= allowed_bytes(by_name[stage.peer], request.constraints)
@@ -125,7 +125,7 @@ def test_the_order_of_the_inputs_changes_nothing(seed: int) -> None:
         peers = tuple(request.peers[int(index)] for index in generator.permutation(len(request.peers)))
         names = tuple(request.network.names[int(index)] for index in generator.permutation(len(request.peers)))
         again = plan_placement(dataclasses.replace(request, peers=peers, network=request.network.select(names)))
-        assert again.stages == first.stages
+        assert again.seats == first.seats
         assert again.spares == first.spares
         assert again.step_seconds == first.step_seconds
 
@@ -137,8 +137,8 @@ def test_one_cut_alone_crosses_the_slow_link_between_two_clusters(num_peers: int
     rate = np.where(near[:, None] == near[None, :], 100e6, 2e6)
     request = request_of(equal_segments(16, crossing=2e6), peers, network_of([peer.name for peer in peers], rate, 0.001))
     planned = plan_placement(request)
-    sides = [int(stage.peer[-2:]) % 2 for stage in planned.stages]
-    assert len(planned.stages) == num_peers
+    sides = [int(stage.peer[-2:]) % 2 for stage in planned.seats]
+    assert len(planned.seats) == num_peers
     assert sum(one != other for one, other in pairwise(sides)) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_peer_that_would_slow_the_pipeline_down_is_left_as_a_spare() -> None:
     peers = peers_of([1e9, 1e9, 0.01e9])
     request = request_of(equal_segments(8), peers, network_of([peer.name for peer in peers], 1e9))
     planned = plan_placement(request)
-    assert [stage.peer for stage in planned.stages] != []
+    assert [stage.peer for stage in planned.seats] != []
     (spare,) = planned.spares
     assert spare.peer == "peer-02"
     assert spare.code == "compute"
@@ -181,8 +181,8 @@ def on_one_machine(count: int, cores: int, latency: float, num_microbatches: int
 def test_peers_that_share_two_cores_are_not_four_peers() -> None:
     """Two stages keep both cores busy; two more would only make the way longer, so their peers are spares."""
     planned = on_one_machine(4, 2, latency=0.3, num_microbatches=64)
-    assert [stage.end - stage.first for stage in planned.stages] == [4, 4]
-    used = [stage.peer for stage in planned.stages]
+    assert [stage.end - stage.first for stage in planned.seats] == [4, 4]
+    used = [stage.peer for stage in planned.seats]
     assert [spare.code for spare in planned.spares] == ["processors"] * 2
     words = f"it shares its processors with {' and '.join(sorted(used))}, and these keep them busy"
     assert [spare.reason for spare in planned.spares] == [words] * 2
@@ -204,12 +204,12 @@ def test_a_plan_says_how_long_its_stages_compute_beside_one_another() -> None:
 
 def test_on_one_core_a_second_stage_is_of_no_use() -> None:
     planned = on_one_machine(3, 1, latency=0.0, num_microbatches=8)
-    assert len(planned.stages) == 1
+    assert len(planned.seats) == 1
     assert planned.step_seconds == pytest.approx(8 * 8 * 0.3, rel=0.01)
 
 
 def test_with_a_core_for_each_all_peers_of_a_machine_are_used() -> None:
-    assert len(on_one_machine(4, 4, latency=0.0, num_microbatches=32).stages) == 4
+    assert len(on_one_machine(4, 4, latency=0.0, num_microbatches=32).seats) == 4
 
 
 def test_many_peers_on_few_machines() -> None:
@@ -306,8 +306,8 @@ def test_each_direction_has_its_own_codec() -> None:
     (link,) = planned.pipeline.links
     assert (link.forward.num_bytes, link.backward.num_bytes) == (0.5e6, 0.26e6)
     assert link.backward.encode_seconds == pytest.approx(0.01 + HANDOVER_SECONDS)
-    assert planned.stages[0].codecs is not None
-    assert (planned.stages[0].codecs.forward.name, planned.stages[0].codecs.backward.name) == ("bf16", "int8")
+    (codecs,) = planned.codecs
+    assert (codecs.forward.name, codecs.backward.name) == ("bf16", "int8")
 
 
 def test_more_peers_than_segments_become_spares() -> None:
@@ -315,7 +315,7 @@ def test_more_peers_than_segments_become_spares() -> None:
     peers = peers_of([1e9] * 6)
     request = request_of(equal_segments(4), peers, network_of([peer.name for peer in peers], 1e12))
     planned = plan_placement(request)
-    assert len(planned.stages) == 4
+    assert len(planned.seats) == 4
     assert [spare.reason for spare in planned.spares] == ["the model has 4 parts, and each has a peer"] * 2
 
 
@@ -329,9 +329,9 @@ def test_speed_and_memory_are_balanced_apart() -> None:
     predictor = predictor_of(request)
     evens = [layout for layout in even_layouts(predictor) if layout.num_stages == 3]
     assert not evens or planned.step_seconds < predictor.step_seconds(evens[0])
-    share = {stage.peer: stage.end - stage.first for stage in planned.stages}
+    share = {stage.peer: stage.end - stage.first for stage in planned.seats}
     assert share[PeerId("peer-02")] > share.get(PeerId("peer-00"), 0)
-    assert {stage.peer for stage in planned.stages} == {"peer-00", "peer-01", "peer-02"}
+    assert {stage.peer for stage in planned.seats} == {"peer-00", "peer-01", "peer-02"}
 
 
 def test_uneven_speeds_beat_an_even_split() -> None:
@@ -349,7 +349,7 @@ def test_uplink_and_downlink_are_told_apart() -> None:
     upload = np.array([100e6, 1e6, 100e6])
     network = network_of([peer.name for peer in peers], 100e6, upload=upload, download=100e6)
     planned = plan_placement(request_of(equal_segments(12, crossing=1e6), peers, network, num_stages=3))
-    assert planned.stages[1].peer != "peer-01"
+    assert planned.seats[1].peer != "peer-01"
 
 
 def test_recomputation_is_chosen_where_memory_demands_it() -> None:
@@ -357,9 +357,9 @@ def test_recomputation_is_chosen_where_memory_demands_it() -> None:
     peers = peers_of([1e9, 1e9], [5e9, 250e6])
     network = network_of([peer.name for peer in peers], 1e9)
     planned = plan_placement(request_of(segments, peers, network))
-    assert {stage.peer: stage.recompute for stage in planned.stages}[PeerId("peer-00")] is False
+    assert {stage.peer: stage.recompute for stage in planned.seats}[PeerId("peer-00")] is False
     forced = plan_placement(request_of(segments, peers, network, recompute=True))
-    assert all(stage.recompute for stage in forced.stages)
+    assert all(stage.recompute for stage in forced.seats)
     assert planned.step_seconds <= forced.step_seconds
 
 
@@ -370,7 +370,7 @@ def test_a_tight_fit_leaves_headroom() -> None:
     request = request_of(segments, peers, network_of([peer.name for peer in peers], 1e9))
     planned = plan_placement(request)
     assert_sound(request, planned)
-    share = {stage.peer: stage.end - stage.first for stage in planned.stages}
+    share = {stage.peer: stage.end - stage.first for stage in planned.seats}
     assert share[PeerId("peer-00")] > share[PeerId("peer-01")]
     tighter = tuple(dataclasses.replace(peer, memory_bytes=int(0.6 * peer.memory_bytes)) for peer in peers)
     with pytest.raises(PlacementError, match=r"the model does not fit: [0-9.]+ GiB more memory needed"):
@@ -406,8 +406,8 @@ def test_any_request_gets_a_sound_plan_or_a_reason(
         assert "; " in refusal
         return
     assert_sound(request, planned)
-    assert num_stages in (None, len(planned.stages))
-    for stage in planned.stages:
+    assert num_stages in (None, len(planned.seats))
+    for stage in planned.seats:
         assert in_flight is None or stage.in_flight == min(in_flight, constraints.num_microbatches)
         assert recompute in (None, stage.recompute)
 
@@ -417,12 +417,12 @@ def test_wishes_are_kept() -> None:
     network = network_of([peer.name for peer in peers], 1e8, 0.001)
     segments = equal_segments(9)
     staged = plan_placement(request_of(segments, peers, network, num_stages=2, in_flight=3))
-    assert [stage.in_flight for stage in staged.stages] == [3, 3]
+    assert [stage.in_flight for stage in staged.seats] == [3, 3]
     pinned = plan_placement(request_of(segments, peers, network, pins=((0, "peer-01"), (8, "peer-00"))))
-    assert (pinned.stages[0].peer, pinned.stages[-1].peer) == ("peer-01", "peer-00")
+    assert (pinned.seats[0].peer, pinned.seats[-1].peer) == ("peer-01", "peer-00")
     doubtful = tuple(dataclasses.replace(peer, trusted=peer.name in ("peer-00", "peer-01")) for peer in peers)
     kept = plan_placement(request_of(segments, doubtful, network, trusted_ends=True))
-    assert {kept.stages[0].peer, kept.stages[-1].peer} <= {"peer-00", "peer-01"}
+    assert {kept.seats[0].peer, kept.seats[-1].peer} <= {"peer-00", "peer-01"}
 
 
 def test_codecs_are_chosen_for_slow_links_alone() -> None:
@@ -441,7 +441,7 @@ def test_codecs_are_chosen_for_slow_links_alone() -> None:
             num_stages=3,
         )
     )
-    names = [(stage.codecs.forward.name, stage.codecs.backward.name) for stage in planned.stages if stage.codecs is not None]
+    names = [(codecs.forward.name, codecs.backward.name) for codecs in planned.codecs]
     assert sorted(names) == [("int8", "int8"), ("raw", "raw")]
 
 
@@ -452,8 +452,8 @@ def test_shared_parameters_cost_their_exchange() -> None:
     tied = dataclasses.replace(segments, shared=(SharedBytes(segments=(0, 5), num_bytes=int(1e9)),))
     apart = plan_placement(request_of(segments, peers, network))
     together = plan_placement(request_of(tied, peers, network))
-    assert len(apart.stages) == 2
-    assert len(together.stages) == 1
+    assert len(apart.seats) == 2
+    assert len(together.seats) == 1
 
 
 def test_a_larger_microbatch_is_chosen_where_it_pays() -> None:

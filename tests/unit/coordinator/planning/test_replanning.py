@@ -63,7 +63,7 @@ def test_near_the_end_a_move_does_not_pay() -> None:
     answer = replan(slow, current, cost=costly, steps_left=2)
     assert not answer.move
     assert (answer.moves, answer.move_seconds) == ((), 0.0)
-    assert [stage.peer for stage in answer.planned.stages] == list(current.peers)
+    assert [stage.peer for stage in answer.planned.seats] == list(current.peers)
     assert replan(slow, current, cost=costly, steps_left=1000).move
 
 
@@ -101,7 +101,7 @@ def test_of_plans_of_equal_speed_the_one_that_moves_nothing_wins() -> None:
     )
     answer = replan(request, turned, cost=COST, steps_left=10**6)
     assert not answer.move
-    assert [stage.peer for stage in answer.planned.stages] == list(turned.peers)
+    assert [stage.peer for stage in answer.planned.seats] == list(turned.peers)
 
 
 def test_a_peer_whose_memory_became_smaller_makes_the_run_move() -> None:
@@ -135,9 +135,9 @@ def test_the_order_of_the_peers_changes_nothing() -> None:
     request = request_for([1e9, 0.2e9, 1e9, 1e9])
     turned = dataclasses.replace(request, peers=tuple(reversed(request.peers)))
     one, other = (replan(each, current, cost=COST, steps_left=50) for each in (request, turned))
-    assert (one.move, one.planned.stages, one.moves, one.move_seconds, one.reason) == (
+    assert (one.move, one.planned.seats, one.moves, one.move_seconds, one.reason) == (
         other.move,
-        other.planned.stages,
+        other.planned.seats,
         other.moves,
         other.move_seconds,
         other.reason,

@@ -62,7 +62,7 @@ def test_of_two_that_are_equally_fast_the_one_that_has_the_state_already() -> No
 
     found = stand_in(without(request, before.peers[2]), before, fetching)
     assert found is not None
-    assert found.stages[2].peer == "peer-04"
+    assert found.seats[2].peer == "peer-04"
     assert {stage for stage, _ in asked} == {2}, "whoever keeps its stage has it"
 
 
@@ -70,8 +70,8 @@ def test_two_lost_peers_are_replaced_at_once_and_a_third_is_one_too_many() -> No
     request, before = plan_on([1e9] * 3, 1e9, 1e9)
     found = stand_in(without(request, before.peers[0], before.peers[2]), before, nothing_to_fetch)
     assert found is not None
-    assert {stage.peer for stage in found.stages} == {before.peers[1], "peer-03", "peer-04"}
-    assert found.stages[1].peer == before.peers[1]
+    assert {stage.peer for stage in found.seats} == {before.peers[1], "peer-03", "peer-04"}
+    assert found.seats[1].peer == before.peers[1]
     assert stand_in(without(request, *before.peers), before, nothing_to_fetch) is None
 
 
@@ -80,7 +80,7 @@ def test_whoever_has_too_little_memory_is_passed_over() -> None:
     request = request_for([1e9] * 5, memory=[1e12, 1e12, 1e12, 1e5, 1e12])
     found = stand_in(without(request, before.peers[0]), before, nothing_to_fetch)
     assert found is not None
-    assert found.stages[0].peer == "peer-04"
+    assert found.seats[0].peer == "peer-04"
     nobody = request_for([1e9] * 4, memory=[1e12, 1e12, 1e12, 1e5])
     assert stand_in(without(nobody, before.peers[0]), before, nothing_to_fetch) is None
 
@@ -113,8 +113,8 @@ def test_it_keeps_every_limit_and_is_the_same_in_any_order(seed: int) -> None:
     assert (found is None) == (again is None)
     if found is None or again is None:
         return
-    assert found.stages == again.stages
+    assert found.seats == again.seats
     memory = {peer.name: peer.memory_bytes for peer in rest.peers}
-    assert all(stage.memory_bytes <= memory[stage.peer] for stage in found.stages)
-    assert [stage.peer for stage in found.stages[1:]] == list(before.peers[1:])
+    assert all(stage.memory_bytes <= memory[stage.peer] for stage in found.seats)
+    assert [stage.peer for stage in found.seats[1:]] == list(before.peers[1:])
     assert found.step_seconds <= max(TIMES_LONGER * before.step_seconds, 2.0)

@@ -36,7 +36,7 @@ def plan_of(segments: Segments, offers: tuple[float, ...]) -> Planned:
 
 def assert_within(planned: Planned, segments: Segments, offers: tuple[float, ...], share: float = 0.9) -> None:
     by_name = dict(zip([peer.name for peer in peers_of([1.0] * len(offers))], offers, strict=True))
-    for stage in planned.stages:
+    for stage in planned.seats:
         need = segments.memory(stage.first, stage.end, stage.recompute)
         assert isinstance(stage.memory_bytes, int)
         assert stage.memory_bytes == need.fixed_bytes + stage.in_flight * need.microbatch_bytes
@@ -47,7 +47,7 @@ def test_a_model_that_just_fits_leaves_headroom_everywhere() -> None:
     segments = segments_for(0.85)
     planned = plan_of(segments, OFFERS)
     assert_within(planned, segments, OFFERS)
-    assert len(planned.stages) == len(OFFERS)
+    assert len(planned.seats) == len(OFFERS)
 
 
 def test_a_model_that_would_fit_without_headroom_is_refused_with_what_is_missing() -> None:
