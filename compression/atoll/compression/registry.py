@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from atoll.compression.bases import Bases
 from atoll.compression.codec import Codec, RawCodec, decode_tensor, encode_tensor
 from atoll.compression.context import CodecContext, Direction, context_of, direction
 from atoll.compression.delta import DeltaCodec
@@ -29,24 +30,25 @@ from atoll.protocol.samples import samples_of, without_samples
 
 _logger = logging.getLogger(__name__)
 
-_MAKERS: Mapping[str, Callable[[Masks], Codec]] = {
-    "raw": lambda _: RawCodec(),
-    "fp32": lambda _: CastCodec("fp32", torch.float32),
-    "bf16": lambda _: CastCodec("bf16", torch.bfloat16),
-    "fp16": lambda _: CastCodec("fp16", torch.float16),
-    "int8": lambda _: BlockCodec("int8", bits=8, block=64, rotated=False),
-    "int4": lambda _: BlockCodec("int4", bits=4, block=64, rotated=True),
-    "int3": lambda _: BlockCodec("int3", bits=3, block=64, rotated=True),
-    "int2": lambda _: BlockCodec("int2", bits=2, block=64, rotated=True),
-    "transform": lambda _: TransformCodec("transform", bits=2.0, most_error=0.01),
-    "transform-1.5": lambda _: TransformCodec("transform-1.5", bits=1.5),
-    "transform-1": lambda _: TransformCodec("transform-1", bits=1.0),
-    "transform-0.5": lambda _: TransformCodec("transform-0.5", bits=0.5),
-    "topk-10": lambda masks: TopKCodec("topk-10", share=0.1, masks=masks),
-    "topk-1": lambda masks: TopKCodec("topk-1", share=0.01, masks=masks),
-    "delta-4": lambda _: DeltaCodec("delta-4", bits=4),
-    "delta-2": lambda _: DeltaCodec("delta-2", bits=2),
-    "packed": lambda _: PackedCodec(),
+_MAKERS: Mapping[str, Callable[[Masks, Bases], Codec]] = {
+    "raw": lambda *_: RawCodec(),
+    "fp32": lambda *_: CastCodec("fp32", torch.float32),
+    "bf16": lambda *_: CastCodec("bf16", torch.bfloat16),
+    "fp16": lambda *_: CastCodec("fp16", torch.float16),
+    "int8": lambda *_: BlockCodec("int8", bits=8, block=64, rotated=False),
+    "int4": lambda *_: BlockCodec("int4", bits=4, block=64, rotated=True),
+    "int3": lambda *_: BlockCodec("int3", bits=3, block=64, rotated=True),
+    "int2": lambda *_: BlockCodec("int2", bits=2, block=64, rotated=True),
+    "transform": lambda _, bases: TransformCodec("transform", bits=2.0, most_error=0.01, bases=bases),
+    "transform-1.5": lambda _, bases: TransformCodec("transform-1.5", bits=1.5, most_error=0.02, bases=bases),
+    "transform-1": lambda _, bases: TransformCodec("transform-1", bits=1.0, most_error=0.04, bases=bases),
+    "transform-0.7": lambda _, bases: TransformCodec("transform-0.7", bits=0.7, most_error=0.06, bases=bases),
+    "transform-0.5": lambda _, bases: TransformCodec("transform-0.5", bits=0.5, most_error=0.1, bases=bases),
+    "topk-10": lambda masks, _: TopKCodec("topk-10", share=0.1, masks=masks),
+    "topk-1": lambda masks, _: TopKCodec("topk-1", share=0.01, masks=masks),
+    "delta-4": lambda *_: DeltaCodec("delta-4", bits=4),
+    "delta-2": lambda *_: DeltaCodec("delta-2", bits=2),
+    "packed": lambda *_: PackedCodec(),
 }
 _SPARSE = re.compile(r"sparse-([1-9]\d{0,5}(?:\.\d{1,3})?)")  # what AdaTopK gives a link: one element in so many
 _BY_SAMPLE = ("delta-4", "delta-2")
@@ -64,15 +66,21 @@ def is_codec(name: str) -> bool:
     return name in _MAKERS or _SPARSE.fullmatch(name) is not None
 
 
+def is_transform(name: str) -> bool:
+    """Whether it is a rung of the transform codec, all of which share their bases."""
+    return name.partition("-")[0] == "transform"
+
+
 def sparse_name(ratio: float) -> str:
     """The codec that sends one element in ``ratio``; raw where that is all."""
     return f"sparse-{ratio:.3f}".rstrip("0").rstrip(".") if ratio > 1.0 else RawCodec.name
 
 
-def codec(name: str, masks: Masks | None = None) -> Codec:
-    """A new codec of this name; raises WireError for an unknown one. Those that share ``masks`` are of one end of a link."""
+def codec(name: str, masks: Masks | None = None, bases: Bases | None = None) -> Codec:
+    """A new codec of this name; raises WireError for an unknown one. Those that share ``masks`` are of one end of a link, and
+    those that share ``bases`` of one edge and direction there."""
     if name in _MAKERS:
-        return _MAKERS[name](masks if masks is not None else Masks())
+        return _MAKERS[name](masks if masks is not None else Masks(), bases if bases is not None else Bases())
     numbered = _SPARSE.fullmatch(name)
     if numbered is None:
         raise WireError(f"unknown codec {name!r}; known are {', '.join(_MAKERS)}")
@@ -87,6 +95,7 @@ class MessageCoder:
         self._stateless: dict[str, Codec] = {RawCodec.name: RawCodec()}
         self._with_state: dict[tuple[str, str, Direction], Codec] = {}
         self._masks = Masks()
+        self._bases: dict[tuple[str, Direction], Bases] = {}
         self._generation = Generation(0)
 
     def encode(self, message: Message, codec_name: str = RawCodec.name) -> EncodedMessage:
@@ -134,7 +143,8 @@ class MessageCoder:
         current = key.generation == self._generation  # a straggler of an older one must not touch the state
         found = self._stateless.get(name) or (self._with_state.get(place) if current else None)
         if found is None:
-            found = codec(name, self._masks if current else None)
+            bases = self._bases.setdefault(place[1:], Bases()) if current and is_transform(name) else None
+            found = codec(name, self._masks if current else None, bases)
             if not found.has_state:
                 if name in _MAKERS:  # a neighbour may name no end of the others
                     self._stateless[name] = found

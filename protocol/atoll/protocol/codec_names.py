@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-LADDER = ("raw", "bf16", "int8", "transform", "transform-1.5", "int4", "transform-1", "transform-0.5", "int3", "int2")
+LADDER = (
+    "raw",
+    "bf16",
+    "int8",
+    "transform",
+    "transform-1.5",
+    "transform-1",
+    "int4",
+    "transform-0.7",
+    "transform-0.5",
+    "int3",
+    "int2",
+)
 """All codecs that may be chosen from link by link, by what they have cost models that were trained through them, the least
 first."""
 LAST_BY_ITSELF = "int4"

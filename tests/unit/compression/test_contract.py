@@ -92,6 +92,7 @@ CLAIMS = {
     "transform": Claim(within=altogether(0.41), squared_error=0.12),
     "transform-1.5": Claim(within=altogether(0.8), squared_error=0.27),
     "transform-1": Claim(within=altogether(1.0), squared_error=0.55),
+    "transform-0.7": Claim(within=altogether(1.0), squared_error=0.7),
     "transform-0.5": Claim(within=altogether(1.0), squared_error=0.85),
     "topk-10": Claim(within=altogether(1.0), squared_error=0.58),
     "topk-1": Claim(within=altogether(1.0), squared_error=0.93),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.compression import registry
+from atoll.compression.bases import Bases
 from atoll.compression.codec import error_and_norm
 from atoll.compression.context import CodecContext, Direction, context_of
 from atoll.compression.masks import Masks
@@ -54,7 +55,7 @@ class Difference:
 
 @pytest.fixture
 def with_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MAKERS", {**registry._MAKERS, "difference": lambda _: Difference()})
+    monkeypatch.setattr(registry, "_MAKERS", {**registry._MAKERS, "difference": lambda *_: Difference()})
 
 
 def message_of(value: float, kind: Kind = Kind.ACTIVATION, generation: int = 1, edge: str = "0:0") -> Message:
@@ -102,7 +103,7 @@ def test_the_error_of_a_message() -> None:
 def test_a_codec_with_state_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Difference] = []
 
-    def make(masks: Masks) -> Difference:
+    def make(masks: Masks, bases: Bases) -> Difference:
         made.append(Difference())
         return made[-1]
 

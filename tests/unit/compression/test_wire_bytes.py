@@ -55,7 +55,7 @@ class Wire:
 
 def messages(shape: tuple[int, ...], way: Direction, epoch: int) -> list[Message]:
     """Of some microbatches, whose directions differ in strength as those of real tensors do."""
-    spectrum = torch.logspace(1, -1, shape[-1])
+    spectrum = torch.logspace(2, -2, shape[-1])
     found = []
     for microbatch in range(MICROBATCHES):
         values: Tensor = torch.randn(shape, generator=torch.Generator().manual_seed(microbatch)) * spectrum

@@ -38,6 +38,7 @@ ENCODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "transform": 1.3e8,
     "transform-1.5": 1.3e8,
     "transform-1": 1.3e8,
+    "transform-0.7": 1.3e8,
     "transform-0.5": 1.3e8,
 }
 """Bytes of the tensor, without the checksum. ``benchmarks/codec_speed.py`` measures the lossy ones; these leave some room, for
@@ -55,6 +56,7 @@ DECODED_BYTES_PER_SECOND: Mapping[str, float] = {
     "transform": 2e8,
     "transform-1.5": 2e8,
     "transform-1": 2e8,
+    "transform-0.7": 2e8,
     "transform-0.5": 2e8,
 }
 """As above: the lossy ones are measured, packed and fp32 guessed."""
