@@ -37,6 +37,7 @@ CODECS = (
     "transform",
     "transform-1.5",
     "transform-1",
+    "transform-0.7",
     "transform-0.5",
     "topk-10",
     "topk-1",

@@ -27,7 +27,6 @@ _YOUNG_SHARE, _SHARE = 0.5, 1.0 / 16  # of a message's symbols, so many bytes of
 _REFRESH_MESSAGES = 8  # at least, between two bases: an eigen-decomposition takes as long as the rotation of some messages
 _LATER_ROWS = 2  # of blocks that come in pieces, so many columns for each row of a message
 _FEWEST_BYTES = 256  # of a piece
-_FIRST_STEP = 0.25  # of the quantiser, before there is one
 _KEPT = 4  # a message may be as many versions late, having been damaged on the way
 
 _T = TypeVar("_T")
@@ -91,7 +90,7 @@ class SentBases:
         """The basis that a message uses: the latest that has gone as a whole; the first one goes with the message itself."""
         return self._current or (self._leaving.basis if self._leaving else None)
 
-    def learn(self, rows: Tensor, size: float, dtype: torch.dtype, step: float | None) -> None:
+    def learn(self, rows: Tensor, size: float, dtype: torch.dtype, step: float) -> None:
         """Counts a message's rows, whose root mean square is ``size``. Makes a basis if it is time for one, as exact as a
         quantiser of this step needs it."""
         if rows.shape[1] != self._width:
@@ -101,7 +100,7 @@ class SentBases:
         widest = widest_block(_LATER_ROWS * len(rows) if self._made else len(rows), self._width, dtype)
         due = self._made < _YOUNG_VERSIONS or self._since >= _REFRESH_MESSAGES
         if self._leaving is None and due and widest:
-            self._make(widest, _FIRST_STEP if step is None else step)
+            self._make(widest, step)
 
     def _make(self, widest: int, step: float) -> None:
         basis = self._covariance.basis(self._version + 1, widest, step)

@@ -175,7 +175,7 @@ class Covariance:
 def _product(one: Tensor, other: Tensor) -> Tensor:
     """A matrix product in single precision, or in bfloat16 where the processor does that several times as fast: what rounding
     to it loses is a few millionths of the square, and what a quantiser loses is a hundred times more."""
-    if one.device.type == "cpu" and _quick_in_bfloat16():
+    if _quick_in_bfloat16():  # on other devices as well, so that bytes do not depend on where a tensor is
         return torch.mm(one.bfloat16(), other.bfloat16()).float()
     return torch.mm(one, other)
 

@@ -48,6 +48,8 @@ _INTEGERS, _ZEROS, _MASK, _PIECE, _DITHERED = 1, 2, 4, 8, 16
 _OVERRUN = 1.3  # of the bits asked for, at most: a later message makes up for it
 _MOST_BITS = 5.0  # where the error is bounded: 1 % takes normal numbers 3.6 bits
 _UNBIASED = (Direction.BACKWARD,)  # where rounding is dithered
+_DITHERED_FINENESS = 1.0 / 16  # weak components that strong ones leak into cost bits under dither, else they are zeros
+_FIRST_STEP = 0.25  # before there is one
 _LARGEST = 2.0**100  # magnitudes above, or a largest one below its inverse, travel raw: squares and steps stay finite
 _FIRST_TOLERANCE, _TOLERANCE = 0.05, 0.25
 _FIRST_ATTEMPTS, _ATTEMPTS = 8, 3
@@ -171,7 +173,8 @@ class TransformCodec:
         dithered = context.direction in _UNBIASED
         control, bases = self._control_of(rows.shape[1], dithered), self._bases.to_send
         size = _root_mean_square(rows, largest)
-        bases.learn(rows, size, dtype, control.step)
+        step = control.step or _FIRST_STEP
+        bases.learn(rows, size, dtype, step * _DITHERED_FINENESS if dithered else step)
         basis = bases.used
         components = basis.analyse(rows) if basis else rows.t().contiguous()
         payload = self._quantise(control, components, size, context.seed if dithered else None)
