@@ -86,21 +86,20 @@ class Basis:
         if not self._analysis:
             inverses = [torch.linalg.inv(block.double()) for block in self._synthesis]
             self._analysis = [inverse.t().to(rows.device, torch.float32).contiguous() for inverse in inverses]
-        components = torch.empty(self.width, len(rows), device=rows.device)
-        for part, inverse in zip(blocks_of(self.width, self.widest), self._analysis, strict=True):
-            components[part] = _product(inverse, rows[:, part].t())
-        return components if self._order is None else components.index_select(0, self._order.to(rows.device))
+        parts = zip(blocks_of(self.width, self.widest), self._analysis, strict=True)
+        components = [_product(inverse, rows[:, part].t()) for part, inverse in parts]
+        return components[0] if self._order is None else torch.cat(components).index_select(0, self._order.to(rows.device))
 
     def synthesise(self, components: Tensor) -> Tensor:
         """The rows that have these components. Those that are zero in all rows cost nothing."""
         if self._order is not None:
             components = torch.empty_like(components).index_copy_(0, self._order, components)
-        rows = torch.empty(components.shape[1], self.width)
+        rows = []
         for part, block in zip(blocks_of(self.width, self.widest), self._synthesis, strict=True):
             used = components[part].any(1).nonzero().squeeze(1)
             last = int(used[-1]) + 1 if len(used) else 0
-            rows[:, part] = _product(components[part][:last].t(), block[:last])
-        return rows
+            rows.append(_product(components[part][:last].t(), block[:last]))
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def to_bytes(self) -> bytes:
         """All exponents, a byte each, and all numbers, direction by direction."""
