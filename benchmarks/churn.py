@@ -1,13 +1,14 @@
 """What losing a peer costs: Atoll's way on with a spare, beside a run that is started again from its last snapshot.
 
-    python benchmarks/churn.py                    30 kills of a stage's peer, then 5 restarts of everything
+    python benchmarks/churn.py                    30 kills, 3 restarts of everything, twice two minutes: about ten in all
     python benchmarks/churn.py --kills 3 --restarts 1 --width 32 --minutes 0
 
 A swarm trains a GPT while a fault plan kills with SIGKILL the peer of one stage after the other, in the middle of a step, and
 starts it again; so there is always a spare. Measured is the time from each kill to the next step that is committed for the
 first time, and what Atoll says of its parts. The baseline is the same job and the same snapshots: everything is killed, and
 started again at once on the same folder. Goodput is what is left of the time when such a failure happens every minute, or every
-ten; ``--minutes`` also lets both run that long at one failure a minute, and counts steps. The last line is JSON.
+ten; ``--minutes`` also lets both run that long at one failure a minute, and counts steps. The last line is JSON; how far it is
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Line:
         return str(self.event["event"])
 
 
+def say(what: str) -> None:
+    """How far it is."""
+    print(what, file=sys.stderr, flush=True)
+
+
 class Swarm:
     """A running `atoll swarm --json`."""
 
@@ -65,8 +71,11 @@ class Swarm:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for text in self._process.stdout:
+            line = Line(seconds=time.time(), event=json.loads(text))
+            if line.kind == "recovered":
+                say(f"recovered in {line.event['seconds']:.2f} s, at step {line.event['step']}")
             with self._news:
-                self.lines.append(Line(seconds=time.time(), event=json.loads(text)))
+                self.lines.append(line)
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()
@@ -123,8 +132,8 @@ class Options:
     """What is measured, and on what model."""
 
     kills: int = 30
-    restarts: int = 5
-    minutes: float = 4.0
+    restarts: int = 3
+    minutes: float = 2.0
     apart: int = 25
     width: int = 128
     layers: int = 6
@@ -217,6 +226,7 @@ def restarts(options: Options, folder: Path) -> Losses:
             if number:
                 swarm.until_step(target + 1)
                 found.seconds.append(next(line for line in swarm.of("step") if line.event["step"] > target).seconds - killed)
+                say(f"started again in {found.seconds[-1]:.2f} s, at step {target}")
             swarm.until_step(swarm.step + options.apart)
             steps += [line.event["seconds"] for line in swarm.of("step")]
             target = swarm.step
@@ -226,6 +236,7 @@ def restarts(options: Options, folder: Path) -> Losses:
 
 def steps_with_kills(options: Options, folder: Path) -> float:
     """Steps a second while a peer is killed every minute on average."""
+    say(f"{options.minutes:g} minutes with a kill a minute")
     plan = folder / "minutes.yaml"
     plan.write_text(yaml.safe_dump({"random": [{"fault": "kill", "per_minute": 1.0, "restart_after": 0.0}]}))
     with started(options.job(folder, 10**6), folder / "minutes", options.peers, "--chaos", str(plan)) as swarm:
@@ -235,6 +246,7 @@ def steps_with_kills(options: Options, folder: Path) -> float:
 
 def steps_with_restarts(options: Options, folder: Path) -> float:
     """Steps a second while everything is killed every minute, and started again from the last snapshot."""
+    say(f"{options.minutes:g} minutes with a restart of everything a minute")
     job, state = options.job(folder, 10**6), folder / "minutes-restarts"
     with started(job, state, options.peers) as swarm:
         swarm.until_step(FIRST_KILL)
@@ -292,6 +304,7 @@ def main() -> None:
             "step_seconds": ours.step_seconds,
             "kills": spread(ours.seconds),
             "num_kills": len(ours.seconds),
+            "seconds_of_kills": ours.seconds,
             "parts": {part: spread(values) for part, values in ours.parts.items() if values},
             "restarts": spread(theirs.seconds) if theirs is not None else {},
             "goodput": {name: {"60": one.goodput(60.0), "600": one.goodput(600.0)} for name, one in goodput.items()},
