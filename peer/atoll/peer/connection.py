@@ -57,7 +57,7 @@ class Connection:
         self._on_lost = on_lost
         self._security = security
         self._channel = open_channel(address, security)
-        self.stub = session_pb2_grpc.CoordinatorStub(self._channel)
+        self._stub = session_pb2_grpc.CoordinatorStub(self._channel)
         self._outbox: Outbox[session_pb2.PeerMessage] = Outbox(
             own=own, other=COORDINATOR, stream=MessageStream(_accept), wrap=_wrap, pacers=pacers
         )
@@ -76,7 +76,7 @@ class Connection:
                 f"no coordinator answers at {self._address} after {timeout_seconds:g} s: check that `atoll run` is running "
                 "there with --listen on that port and with --insecure as well, and that no firewall is in between"
             ) from None
-        self._call = self.stub.Session()
+        self._call = self._stub.Session()
         self._tasks = [
             asyncio.create_task(self._write(self._call), name="session writer"),
             asyncio.create_task(self._read(self._call), name="session reader"),

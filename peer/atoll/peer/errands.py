@@ -57,8 +57,9 @@ class Errands:
         judge = state_judge(assignment.graph, assignment.optimizer.name)
         doing, chaos = "fetching state from the coordinator", self._settings.chaos
         try:
-            stub, cap = self._line.stub, self._settings.max_download
-            given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap, chaos=chaos)
+            cap = self._settings.max_download
+            async with self._line.beside() as stub:
+                given = await fetch_state(stub, self._own, generation, assignment.fetch, judge, max_download=cap, chaos=chaos)
             doing = "fetching state from other peers"
             began, bytes_before = time.monotonic(), self._fetched_bytes
             self._fetching_from = tuple(donor.peer for donor in assignment.donors)
@@ -92,9 +93,8 @@ class Errands:
         generation, step = instruction.generation, instruction.step
         try:
             key = self._state_key(instruction)
-            await store_state(
-                self._line.stub, self._own, key, instruction.items, pacers=self._pacers, chaos=self._settings.chaos
-            )
+            async with self._line.beside() as stub:
+                await store_state(stub, self._own, key, instruction.items, pacers=self._pacers, chaos=self._settings.chaos)
             self._feed(Uploaded(generation=generation, step=step))
         except AtollError as error:
             fault = fault_of(error, doing="storing state at the coordinator")

@@ -8,12 +8,13 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from atoll.peer.connection import Connection, Received
 from atoll.peer.returning import Returning
 from atoll.peer.session_values import GoBack
 from atoll.peer.settings import PeerSettings
+from atoll.protocol.channel import open_channel
 from atoll.protocol.errors import AtollError, SessionError
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.pacing import Pacer
@@ -53,12 +54,14 @@ class Line:
         """The present one."""
         return self._connection
 
-    @property
-    def stub(self) -> session_pb2_grpc.CoordinatorStub:
-        """For calls beside the session. Raises SessionError while there is no connection."""
+    @contextlib.asynccontextmanager
+    async def beside(self) -> AsyncIterator[session_pb2_grpc.CoordinatorStub]:
+        """For calls beside the session, over a connection of their own: it shows the certificate that is valid now, the
+        session's the one that was when it began. Raises SessionError while there is no session."""
         if self._connection is None:
             raise SessionError("the connection to the coordinator is lost")
-        return self._connection.stub
+        async with open_channel(str(self._settings.coordinator), self.security) as channel:
+            yield session_pb2_grpc.CoordinatorStub(channel)
 
     async def open(self, join: session_pb2.Join, within_seconds: float) -> None:
         """Connects and joins; raises SessionError when nothing listens there in time."""
