@@ -3,9 +3,9 @@
     python benchmarks/local_steps.py [--every 1 10 50] [--replicas 2] [--steps 600] [--seeds 0]
 
 In one process. Each replica trains on sequences of its own; with H = 1 gradients are averaged after each step, otherwise
-the changes of weights after H, by the outer step of a run (0.7, Nesterov 0.9). All see the same tokens: steps x replicas x
-sequences. The text is Python's standard library; the loss is that on text kept aside. Bytes are what a replica brings to
-averaging, by fp32, a step. One thread; the last line is JSON.
+the changes of weights after H, by the outer step (0.7 and Nesterov 0.9 unless flags say otherwise). All see the same
+tokens: steps x replicas x sequences. The text is Python's standard library; the loss is that on text kept aside. Bytes are
+what a replica brings to averaging, by fp32, a step. One thread; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def average_gradients(replicas: list[Replica]) -> None:
             parameter.grad = mean.clone()
 
 
-def run(training: Training, data: Data, *, every: int, count: int, seed: int) -> dict[str, float]:
+def run(training: Training, data: Data, *, settings: LocalSteps, count: int, seed: int) -> dict[str, float]:
     """One training, to its loss."""
     began = time.thread_time()
     replicas = [Replica(training, seed, place) for place in range(count)]
-    settings = LocalSteps(every=every)
+    every = settings.every
     outer = OuterOptimizer(settings, replicas[0].weights())
     for step in range(training.steps):
         for replica in replicas:
@@ -106,6 +106,8 @@ def main() -> int:
     parser.add_argument("--every", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--rate", type=float, default=0.7, help="of the outer step; 1 without momentum averages weights")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of the outer step")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -127,7 +129,8 @@ def main() -> int:
     print(f"{'H':>4} {'seed':>4} {'loss':>8} {'against H=1':>12} {'bytes a step':>14}")
     for seed in options.seeds:
         for every in options.every:
-            row = run(training, data, every=every, count=options.replicas, seed=seed)
+            settings = LocalSteps(every=every, learning_rate=options.rate, momentum=options.momentum)
+            row = run(training, data, settings=settings, count=options.replicas, seed=seed)
             found.append(row)
             base = next((one["validation"] for one in found if one["every"] == 1 and one["seed"] == seed), float("nan"))
             against = row["validation"] / base - 1
