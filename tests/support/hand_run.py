@@ -20,6 +20,7 @@ from atoll.peer.stage import StageSettings
 from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.channel import parse_address
 from atoll.protocol.graph import OpGraph, StageGraph, bind
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, MicrobatchIndex, NodeIndex, StageIndex, StepNumber
 from atoll.protocol.messages import Kind, Message, MessageKey
 from atoll.protocol.v1 import session_pb2
@@ -86,6 +87,9 @@ class HandRun:
             recompute=settings.recompute,
             precision=settings.precision,
             optimizer=settings.optimizer,
+            groups=tuple(
+                Group(stage=item.stage, replicas=(seat.peer,)) for item, seat in zip(self.stages, self.seats, strict=True)
+            ),
             fetch=fetch,
             link_seconds=settings.link_seconds,
         )

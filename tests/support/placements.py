@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from atoll.coordinator.planning.dealing import deal
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.segments import PeerOffer
@@ -16,18 +17,19 @@ from atoll.protocol.ids import PeerId, StageIndex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """``shares`` of the segments for each of ``peers``, in the order of the stages."""
+    """``shares`` of the segments for each stage, whose replicas are in ``peers``; microbatches go to them in turn."""
 
-    peers: tuple[str, ...]
+    peers: tuple[tuple[str, ...], ...]
     shares: tuple[int, ...]
 
     def proposal(self, model: TracedModel) -> Proposal:
         positions, total = model.segments.positions, sum(self.shares)
         bounds = [len(positions[:-1]) * sum(self.shares[:count]) // total for count in range(len(self.shares) + 1)]
+        num_microbatches = model.job.training.num_microbatches
         stages = tuple(
             StagePlan(
                 stage=StageIndex(index),
-                replicas=(PeerId(peer),),
+                replicas=tuple(map(PeerId, replicas)),
                 first=positions[bounds[index]],
                 end=positions[bounds[index + 1]],
                 in_flight=2,
@@ -35,15 +37,17 @@ class Placement:
                 memory_bytes=10**8,
                 microbatch_seconds=0.01,
                 sent_bytes=1000,
+                deal=deal([1.0] * len(replicas), num_microbatches),
             )
-            for index, peer in enumerate(self.peers)
+            for index, replicas in enumerate(self.peers)
         )
         return model.sliced(Plan(stages=stages, spares=(), step_seconds=0.1))
 
 
-def placed(*stages: tuple[str, int]) -> Placement:
-    """``placed(("peer-0", 1), ("peer-1", 3))``: a quarter on the one, the rest on the other."""
-    return Placement(peers=tuple(name for name, _ in stages), shares=tuple(share for _, share in stages))
+def placed(*stages: tuple[str | tuple[str, ...], int]) -> Placement:
+    """``placed(("peer-0", 1), (("peer-1", "peer-2"), 3))``: a quarter on the one, the rest on each of the others."""
+    names = tuple((name,) if isinstance(name, str) else name for name, _ in stages)
+    return Placement(peers=names, shares=tuple(share for _, share in stages))
 
 
 class ScriptedPlacements:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from atoll.coordinator.events import Event, StageSummary
+from atoll.coordinator.planning.dealing import deal
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import (
@@ -59,12 +60,14 @@ def make_offer(name: str, memory_bytes: int = GB) -> PeerOffer:
     return PeerOffer(name=PeerId(name), flops_per_second=1e9, memory_bytes=memory_bytes)
 
 
-def make_plan(peers: Iterable[PeerId], num_stages: int, spares: Iterable[PeerId] = ()) -> Plan:
-    """A stage for each of the first ``num_stages`` peers."""
+def make_plan(peers: Iterable[PeerId], num_stages: int, replicas: int = 1) -> Plan:
+    """The first peers have a stage each; where there are more, those after them are second replicas, and so on."""
+    names = list(peers)
+    groups = [tuple(names[stage::num_stages])[:replicas] for stage in range(min(num_stages, len(names)))]
     stages = tuple(
         StagePlan(
             stage=StageIndex(index),
-            replicas=(peer,),
+            replicas=group,
             first=NodeIndex(10 * index),
             end=NodeIndex(10 * index + 10),
             in_flight=1,
@@ -72,16 +75,18 @@ def make_plan(peers: Iterable[PeerId], num_stages: int, spares: Iterable[PeerId]
             memory_bytes=1000,
             microbatch_seconds=0.1,
             sent_bytes=8,
+            deal=deal([1.0] * len(group), MICROBATCHES),
         )
-        for index, peer in enumerate(list(peers)[:num_stages])
+        for index, group in enumerate(groups)
     )
-    return Plan(stages=stages, spares=tuple(spares), step_seconds=0.3)
+    spares = tuple(name for name in names if not any(name in group for group in groups))
+    return Plan(stages=stages, spares=spares, step_seconds=0.3)
 
 
 class SimulatedSwarm:
     """``answers`` are the honest answers to what the machine asked, not yet given; tests give them in any order."""
 
-    def __init__(self, settings: RunSettings, *, most_stages: int = 2, memory_needed: int = 0) -> None:
+    def __init__(self, settings: RunSettings, *, most_stages: int = 2, replicas: int = 1, memory_needed: int = 0) -> None:
         self.now = 0.0
         self.machine = RunMachine(settings, self.now)
         self.answers: list[RunEvent] = []
@@ -96,6 +101,7 @@ class SimulatedSwarm:
         self.ended: EndRun | None = None
         self.moves_pay = True
         self._most_stages = most_stages
+        self._replicas = replicas
         self._memory_needed = memory_needed
 
     def give(self, event: RunEvent) -> tuple[Instruction, ...]:
@@ -148,7 +154,9 @@ class SimulatedSwarm:
             case Assign():
                 self._check_sources(instruction)
                 self.live |= dict.fromkeys(instruction.plan.peers, instruction.committed)
-                self._stages = dict(zip(instruction.plan.peers, names_of(instruction.plan), strict=True))
+                self._stages = dict(
+                    zip(instruction.plan.peers, instruction.plan.spread(names_of(instruction.plan)), strict=True)
+                )
                 self.answers += [
                     PeerReady(peer=peer, generation=instruction.generation, fetched_bytes=100, fetch_seconds=0.5)
                     for peer in instruction.plan.peers
@@ -171,7 +179,7 @@ class SimulatedSwarm:
                 self.answers += [PeerVoided(peer=peer, generation=generation) for peer in instruction.peers]
             case AskStore():
                 assert plan is not None
-                self.answers += [PeerStored(peer=peer, generation=instruction.generation) for peer in plan.peers]
+                self.answers += [PeerStored(peer=peer, generation=instruction.generation) for peer in plan.leaders]
             case CloseWeights():
                 self.answers.append(WeightsWritten(path="weights.safetensors"))
             case WriteCommit():
@@ -243,7 +251,7 @@ class SimulatedSwarm:
         if not self.moves_pay or len(names) < self._most_stages:
             return MoveJudged(since=instruction.since, reason="it does not pay", look=instruction.look)
         rotated = [*names[1:], names[0]] if names == list(instruction.plan.peers) else names
-        plan = make_plan(rotated, self._most_stages, rotated[self._most_stages :])
+        plan = make_plan(rotated, self._most_stages, self._replicas)
         made = PlanMade(generation=instruction.since, plan=plan, summaries=summaries_of(plan), names=names_of(plan))
         return MoveJudged(since=instruction.since, reason="it pays", proposed=made, look=instruction.look)
 
@@ -254,7 +262,7 @@ class SimulatedSwarm:
         usable = tuple(offer.name for offer in instruction.peers if offer.memory_bytes > 0)
         if not usable:
             return PlanRefused(generation=instruction.generation, peers=names, reason="nobody has memory")
-        plan = make_plan(usable, self._most_stages, usable[self._most_stages :])
+        plan = make_plan(usable, self._most_stages, self._replicas)
         summaries = summaries_of(plan)
         return PlanMade(generation=instruction.generation, plan=plan, summaries=summaries, names=names_of(plan))
 
@@ -295,6 +303,7 @@ def make_report(start: StartStep, peer: PeerId, plan: Plan) -> StageReported:
     losses = tuple(
         MicrobatchLoss(microbatch=MicrobatchIndex(index), loss=2.0 + index, metrics={"accuracy": 0.5})
         for index in range(MICROBATCHES if last else 0)
+        if plan.stages[-1].holder_of(MicrobatchIndex(index)) == peer
     )
     mine = share(stage, len(plan.stages)) if stage is not None else ()
     return StageReported(

@@ -10,8 +10,8 @@ import torch
 from atoll.compression.registry import encode_message
 from atoll.coordinator.first_values import FirstValues, held_specs
 from atoll.coordinator.moves import Donations
-from atoll.coordinator.planning.avoidance import met_stages
-from atoll.coordinator.planning.plan import Plan, StagePlan
+from atoll.coordinator.planning.meetings import met_peers, met_stages
+from atoll.coordinator.planning.plan import Plan
 from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
@@ -36,22 +36,25 @@ def make_assignment(
     job: Job,
     generation: Generation,
     plan: Plan,
-    graph: StageGraph,
+    graphs: Sequence[StageGraph],
+    peer: PeerId,
     addresses: Mapping[PeerId, str],
     first_values: FirstValues,
     state: StateSources,
     download_shares: Mapping[PeerId, float],
     codecs: Mapping[PeerId, str],
 ) -> Assignment:
-    """What the peer of ``graph``'s stage is told. Of ``download_shares`` see :func:`share_downloads`; ``codecs`` are for what
-    is sent to each neighbour."""
-    stage = plan.stages[graph.stage]
+    """What ``peer`` is told of the plan whose stages are ``graphs``. Of ``download_shares`` see :func:`share_downloads`;
+    ``codecs`` are for what is sent to each neighbour."""
+    number = plan.stage_of(peer)
+    assert number is not None, f"{peer} is not in the plan"
+    stage, graph = plan.stages[number], graphs[number]
     return Assignment(
         generation=generation,
         graph=graph,
-        neighbours=_neighbours(graph, plan.stages, addresses, download_shares, codecs),
+        neighbours=_neighbours(plan, graphs, peer, addresses, download_shares, codecs),
         run_seed=job.training.seed,
-        in_flight=stage.in_flight,
+        in_flight=stage.of(peer).in_flight,
         recompute=stage.recompute,
         precision=job.training.precision,
         optimizer=optimizer_settings(job),
@@ -61,9 +64,9 @@ def make_assignment(
         ),
         link_seconds=job.network.link_seconds,
         committed_step=state.committed,
-        donors=tuple(
-            Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[stage.leader]
-        ),
+        donors=tuple(Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[peer]),
+        groups=tuple(plan.stages[met].group for met in sorted({number, *met_stages(graph)})),
+        replica=stage.replicas.index(peer),
     )
 
 
@@ -81,38 +84,41 @@ def encode_assignment(assignment: Assignment) -> EncodedMessage:
     return encode_message(Message(key=key, tensors=((TENSOR, data),)))
 
 
-def share_downloads(
-    graphs: Sequence[StageGraph], peers: Sequence[PeerId], caps: Mapping[PeerId, float | None]
-) -> Mapping[PeerId, float]:
+def share_downloads(plan: Plan, graphs: Sequence[StageGraph], caps: Mapping[PeerId, float | None]) -> Mapping[PeerId, float]:
     """What each neighbour of a peer may send to it, in bytes a second, where its owner has capped what it receives: even
-    shares, so that the cap holds when all of them send at once. ``peers`` hold the stages of ``graphs``."""
+    shares, so that the cap holds when all of them send at once."""
     shares = {}
-    for peer, graph in zip(peers, graphs, strict=True):
-        cap, senders = caps.get(peer), len(met_stages(graph))
+    for peer in plan.peers:
+        cap, senders = caps.get(peer), len(met_peers(plan, graphs, peer))
         if cap is not None and senders:
             shares[peer] = cap / senders
     return shares
 
 
 def _neighbours(
-    graph: StageGraph,
-    stages: Sequence[StagePlan],
+    plan: Plan,
+    graphs: Sequence[StageGraph],
+    peer: PeerId,
     addresses: Mapping[PeerId, str],
     download_shares: Mapping[PeerId, float],
     codecs: Mapping[PeerId, str],
 ) -> tuple[Neighbour, ...]:
-    """Of two neighbours the one of the earlier stage dials."""
-    return tuple(
-        Neighbour(
-            stage=other,
-            peer=stages[other].leader,
-            address=addresses[stages[other].leader],
-            dial=graph.stage < other,
-            max_bytes_per_second=download_shares.get(stages[other].leader),
-            codec=codecs.get(stages[other].leader, "raw"),
+    """Of two neighbours the one that comes first in the plan dials."""
+    order = {name: place for place, name in enumerate(plan.peers)}
+    found = []
+    for other in met_peers(plan, graphs, peer):
+        stage = plan.stage_of(other)
+        assert stage is not None
+        neighbour = Neighbour(
+            stage=stage,
+            peer=other,
+            address=addresses[other],
+            dial=order[peer] < order[other],
+            max_bytes_per_second=download_shares.get(other),
+            codec=codecs.get(other, "raw"),
         )
-        for other in sorted(met_stages(graph))
-    )
+        found.append(neighbour)
+    return tuple(found)
 
 
 def optimizer_settings(job: Job) -> OptimizerSettings:

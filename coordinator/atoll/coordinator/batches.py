@@ -15,11 +15,13 @@ from torch import Tensor
 from atoll.compression.registry import encode_message
 from atoll.coordinator.data.feed import Feed, Microbatch
 from atoll.coordinator.offload import Offload
+from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.events import BatchPrepared
 from atoll.coordinator.run.instructions import SendBatches
 from atoll.coordinator.sessions import Sessions
 from atoll.protocol.errors import RunFailed
 from atoll.protocol.graph import OpGraph, StageGraph, bind
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, PeerId, StageIndex
 from atoll.protocol.messages import EncodedMessage, Kind, Message, MessageKey
 from atoll.protocol.samples import sample_numbers
@@ -30,18 +32,17 @@ COORDINATOR_STAGE = StageIndex(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A stage and the peer that its inputs go to."""
+    """A stage, and those of whom one gets the inputs of each microbatch."""
 
-    stage: StageIndex
-    peer: PeerId
+    group: Group
     inputs: tuple[str, ...]
 
 
-def routes(graphs: Sequence[StageGraph], peers: Sequence[PeerId]) -> tuple[Route, ...]:
+def routes(graphs: Sequence[StageGraph], plan: Plan) -> tuple[Route, ...]:
     """Where the inputs go under a plan. Every stage gets a message for every microbatch: it tells the sizes too."""
     return tuple(
-        Route(stage=graph.stage, peer=peer, inputs=tuple(name for name, _ in graph.inputs))
-        for graph, peer in zip(graphs, peers, strict=True)
+        Route(group=stage.group, inputs=tuple(name for name, _ in graph.inputs))
+        for graph, stage in zip(graphs, plan.stages, strict=True)
     )
 
 
@@ -137,11 +138,16 @@ def encode(
             microbatch=microbatch.index,
             kind=Kind.BATCH,
             source=COORDINATOR_STAGE,
-            target=route.stage,
+            target=route.group.stage,
             evaluation=request.evaluation,
         )
         tensors = tuple((name, microbatch.inputs[name].contiguous()) for name in route.inputs)
-        encoded.append((route.peer, encode_message(Message(key=key, tensors=tensors, numbers=numbers), "packed")))
+        encoded.append(
+            (
+                route.group.holder_of(microbatch.index),
+                encode_message(Message(key=key, tensors=tensors, numbers=numbers), "packed"),
+            )
+        )
     return encoded
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -24,7 +24,8 @@ from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.instructions import WriteCommit
 from atoll.protocol.codec_names import ADAPTIVE
 from atoll.protocol.graph import StageGraph
-from atoll.protocol.ids import PeerId, StepNumber
+from atoll.protocol.groups import Group
+from atoll.protocol.ids import MicrobatchIndex, PeerId, StepNumber
 from atoll.protocol.job import Compression
 from atoll.protocol.v1 import session_pb2
 
@@ -264,16 +265,18 @@ class CodecChoices:
 
 
 def _edges(plan: Plan, graphs: Sequence[StageGraph], offers: Mapping[PeerId, PeerOffer]) -> dict[Ends, _Edge]:
-    """Every pair of peers that exchange activations or gradients, with what crosses in a microbatch."""
-    sizes: Counter[Ends] = Counter()
+    """Every pair of peers that exchange activations or gradients, with what crosses in a microbatch on average: replicas have
+    only some of a step's in common."""
+    sizes: defaultdict[Ends, float] = defaultdict(float)
     for graph in graphs:
         bindings = dict(graph.example)
         for boundary in graph.sends:
-            one, other = plan.peers[boundary.source], plan.peers[boundary.target]
             if boundary.spec.dtype.is_floating_point:
-                sizes[one, other] += boundary.spec.num_bytes(bindings)
-                if boundary.differentiable:
-                    sizes[other, one] += boundary.spec.num_bytes(bindings)
+                num_bytes = boundary.spec.num_bytes(bindings)
+                for (one, other), part in _parts(plan.stages[boundary.source].group, plan.stages[boundary.target].group):
+                    sizes[one, other] += part * num_bytes
+                    if boundary.differentiable:
+                        sizes[other, one] += part * num_bytes
     sends, receives = Counter(one for one, _ in sizes), Counter(other for _, other in sizes)
     places = {peer: place for place, peer in enumerate(plan.peers)}
     shares = coding_shares([offers[peer] for peer in plan.peers])
@@ -282,9 +285,17 @@ def _edges(plan: Plan, graphs: Sequence[StageGraph], offers: Mapping[PeerId, Pee
             direction=Direction.FORWARD if places[one] < places[other] else Direction.BACKWARD,
             source=offers[one],
             target=offers[other],
-            planned_bytes=float(size),
+            planned_bytes=size,
             users=(sends[one], receives[other]),
             shares=(shares[places[one]], shares[places[other]]),
         )
         for (one, other), size in sizes.items()
     }
+
+
+def _parts(source: Group, target: Group) -> Iterator[tuple[Ends, float]]:
+    """For each pair of replicas of two stages the part of a step's microbatches that both have."""
+    num = max(len(source.deal), len(target.deal), 1)
+    pairs = Counter((source.holder_of(index), target.holder_of(index)) for index in map(MicrobatchIndex, range(num)))
+    for ends, count in pairs.items():
+        yield ends, count / num

@@ -221,7 +221,7 @@ class Conductor:
         self._measurements.planned(plan, before, surveyed.factors)
         self._generation = instruction.generation
         self._sessions.advance(instruction.generation)
-        self._sender.under(instruction.generation, routes(graphs, plan.peers))
+        self._sender.under(instruction.generation, routes(graphs, plan))
         await self._offload.run(self._folder.journal.write_plan, instruction.generation, plan)
         codecs = self._measurements.codecs
         first = codecs.planned(
@@ -240,17 +240,26 @@ class Conductor:
         state = StateSources(
             committed=instruction.committed,
             somewhere=holders.keys() | instruction.on_disks.keys(),
-            donations=donations(graphs, plan.peers, holders, on_disks, instruction.broken),
+            donations=donations(plan.spread(graphs), plan.peers, holders, on_disks, instruction.broken),
             stored=self._vault.lend(instruction),
         )
         needed = {*plan.peers, *(donor for given in state.donations.values() for donor, _ in given)}
         if not needed <= addresses.keys():
             return  # one of them is gone; the machine is about to hear of it
         caps = {name: member.introduction.max_download_bytes_per_second for name, member in members.items()}
-        shares = share_downloads(graphs, plan.peers, caps)
-        for peer, graph in zip(plan.peers, graphs, strict=True):
+        shares = share_downloads(plan, graphs, caps)
+        for peer in plan.peers:
             assignment = make_assignment(
-                model.job, instruction.generation, plan, graph, addresses, model.first_values, state, shares, codecs.of(peer)
+                model.job,
+                instruction.generation,
+                plan,
+                graphs,
+                peer,
+                addresses,
+                model.first_values,
+                state,
+                shares,
+                codecs.of(peer),
             )
             to_fetch[peer] = assignment.fetch
             encoded = await self._offload.run(encode_assignment, assignment)
@@ -343,10 +352,11 @@ class Conductor:
         assert self._proposal is not None
         name = f"weights-step-{instruction.step}.safetensors" if instruction.purpose is StorePurpose.EXPORT else WEIGHTS
         path: Path = self._folder.path / name
-        holders = dict(zip(self._holders, self._proposal.graphs, strict=True))
+        leaders = self._proposal.plan.leaders
+        holders = dict(zip(leaders, self._proposal.graphs, strict=True))
         await self._state.open(path, instruction.generation, instruction.step, holders)
         store = session_pb2.Store(generation=instruction.generation, step=instruction.step)
-        self._sessions.tell(self._holders, session_pb2.CoordinatorMessage(store=store))
+        self._sessions.tell(leaders, session_pb2.CoordinatorMessage(store=store))
 
     async def _announce(self, event: Event) -> None:
         if isinstance(event, FinishedEvent):

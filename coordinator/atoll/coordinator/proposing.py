@@ -20,7 +20,7 @@ from atoll.coordinator.run.events import LinksShown, MoveJudged, PlanMade, Plann
 from atoll.coordinator.run.instructions import ConsiderMove, MakePlan, SurveyPeers
 from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.survey import Surveyed, Surveyor
-from atoll.coordinator.traced_model import Around, Proposal, TracedModel
+from atoll.coordinator.traced_model import Around, Proposal, TracedModel, summed_up
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.job import Job
@@ -51,13 +51,21 @@ class Proposing:
         self._deciding = asyncio.Lock()
         self._model: TracedModel | None = None
         self._proposals: dict[Plan, tuple[Proposal, Surveyed]] = {}
+        self._taken: tuple[Proposal, Surveyed] | None = None
         self.sizing: Sizing | None = None
 
     def take(self, plan: Plan) -> tuple[Proposal, Surveyed]:
-        """What a plan that is put to use was proposed with; all others are forgotten."""
-        found = self._proposals[plan]
+        """What a plan that is put to use was proposed with; all others are forgotten. One that goes on with fewer replicas has
+        the stages of the plan before it."""
+        before = self._taken
+        if plan in self._proposals:
+            self._taken = self._proposals[plan]
+        else:
+            assert before is not None, "a plan that nobody made"
+            assert plan.cuts == before[0].plan.cuts, "a plan of other stages, that nobody made"
+            self._taken = summed_up(plan, before[0].graphs), before[1]
         self._proposals.clear()
-        return found
+        return self._taken
 
     async def make_plan(self, instruction: MakePlan) -> None:
         """A plan for the peers that are here, or why there is none."""

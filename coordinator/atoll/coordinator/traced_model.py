@@ -18,9 +18,11 @@ from atoll.coordinator.first_values import FirstValues
 from atoll.coordinator.moves import Holders, blocked, fetch_seconds
 from atoll.coordinator.planning.avoidance import avoiding, neighbours, refuse_needed
 from atoll.coordinator.planning.network import Network, build_network
+from atoll.coordinator.planning.pinned import pinned_plan
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
 from atoll.coordinator.planning.replanning import MoveCost, replan
+from atoll.coordinator.planning.replicable import refuse_replicas
 from atoll.coordinator.planning.segments import PeerOffer, Segments, state_copies
 from atoll.coordinator.planning.standing_in import stand_in
 from atoll.coordinator.run.roster import listed
@@ -100,6 +102,11 @@ class TracedModel:
 
     def propose(self, peers: Sequence[PeerOffer], network: Network | None = None, around: Around | None = None) -> Proposal:
         """Place the stages on ``peers``, without the links that ``around`` names. Raises PlacementError."""
+        if self.job.plan.pinned_stages:
+            pinned = self.sliced(pinned_plan(self.request(peers, network), self.job.plan.pinned_stages))
+            if around is not None:
+                self._check(pinned, around.broken, around.holders, around.on_disks)
+            return pinned
         try:
             if around is not None and around.previous is not None:
                 request, cost = self._request(peers, network, around.broken), self._move_cost()
@@ -116,6 +123,8 @@ class TracedModel:
     def stand_in(self, peers: Sequence[PeerOffer], network: Network, previous: Plan, holders: Holders) -> Proposal | None:
         """``previous`` with each peer that is missing replaced at once, None where nobody can take its place; ``holders`` say
         who has the state of a name, in memory or on a disk. Raises PlacementError."""
+        if self.job.plan.pinned_stages or len(previous.peers) > len(previous.stages):
+            return None  # who shall replace a replica is the planner's, or the job's
         graphs, copies = slice_graph(self.graph, previous.cuts, self.rehearsal.differentiable), self._move_cost().state_copies
 
         def fetching(stage: StageIndex, peer: PeerId) -> float:
@@ -134,7 +143,7 @@ class TracedModel:
 
     def _check(self, proposal: Proposal, broken: Pairs, holders: Holders, on_disks: Holders) -> None:
         plan, graphs = proposal.plan, proposal.graphs
-        refuse_needed((broken & neighbours(plan, graphs)) | blocked(graphs, plan.peers, holders, on_disks, broken))
+        refuse_needed((broken & neighbours(plan, graphs)) | blocked(plan.spread(graphs), plan.peers, holders, on_disks, broken))
 
     def _naming_layers(self, error: PlacementError) -> PlacementError:
         """The same with the layers that find no room, as people know them."""
@@ -154,6 +163,12 @@ class TracedModel:
         broken: Pairs = frozenset(),
     ) -> tuple[Proposal | None, str]:
         """A plan that is worth leaving ``current`` for, None when there is none; and why. Raises PlacementError."""
+        if self.job.plan.pinned_stages:
+            pinned = pinned_plan(self.request(peers, network), self.job.plan.pinned_stages)
+            same = pinned.peers == current.peers
+            return (
+                (None, "every stage is where plan.pin has it") if same else (self.sliced(pinned), "others of plan.pin are here")
+            )
         request = self._request(peers, network, broken)
         found = replan(request, current, cost=self._move_cost(), steps_left=steps_left)
         if not found.move:
@@ -166,7 +181,13 @@ class TracedModel:
         """``plan`` with the graphs of its stages."""
         plan = replace(plan, microbatch=self.job.training.microbatch_samples)
         graphs = slice_graph(self.graph, plan.cuts, self.rehearsal.differentiable)
-        return Proposal(plan=plan, graphs=graphs, summaries=tuple(map(_summary, graphs, plan.stages)))
+        refuse_replicas(plan, graphs)
+        return summed_up(plan, graphs)
+
+
+def summed_up(plan: Plan, graphs: tuple[StageGraph, ...]) -> Proposal:
+    """``plan``, whose stages are ``graphs``, with what people are told of it."""
+    return Proposal(plan=plan, graphs=graphs, summaries=tuple(map(_summary, graphs, plan.stages)))
 
 
 def trace_model(job: Job, feed: Feed) -> TracedModel:

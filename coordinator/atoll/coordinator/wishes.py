@@ -42,7 +42,7 @@ def pinned_segments(job: Job, graph: OpGraph, segments: Segments) -> tuple[tuple
     Raises JobError for a module that is not there, or when two peers are to have what cannot be cut apart.
     """
     pins: dict[int, tuple[str, str]] = {}
-    for module, peer in job.plan.pin.items():
+    for module, peer in job.plan.pinned_modules.items():
         found = list(_segments_with(module, graph, segments))
         if not found:
             what = "the model has no module with parameters of that path"
@@ -77,7 +77,7 @@ def _has_parameters(node: Node) -> bool:
 def offers_under(job: Job, peers: Sequence[PeerOffer]) -> tuple[PeerOffer, ...]:
     """The peers, those that the job does not name as trusted marked. Raises PlacementError when a pin's peer is not there."""
     names = {peer.name for peer in peers}
-    for module, owner in job.plan.pin.items():
+    for module, owner in job.plan.pinned_modules.items():
         if owner not in names:
             raise PlacementError(f"plan.pin gives {module} to {owner!r}, which has not joined; start it or remove the pin")
     if not job.plan.trusted:

@@ -52,6 +52,7 @@ from atoll.peer.session_values import (
     SessionState,
     ShellFault,
     StopLending,
+    SumUp,
     Tell,
     Upload,
     UseCodecs,
@@ -257,6 +258,8 @@ class Peer:
                 self._use_codecs(instruction)
             case Disconnect():
                 self._disconnect()
+            case SumUp():
+                self._spawn(self._doing.sum_up(instruction.ready), self._tasks)
             case LendOut():
                 self._lending.lend(instruction.kept)
             case StopLending():

@@ -9,9 +9,11 @@ from typing import Any
 
 import grpc.aio
 
+from atoll.peer.averaging.averager import Member, Round
+from atoll.peer.averaging.over_links import LinksAverager
 from atoll.peer.boundaries import Boundaries
 from atoll.peer.compute_thread import ComputeThread
-from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Delivered, Faulted, Notice
+from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Delivered, Faulted, GradientsReady, Notice, Summed
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.lending import Lending
 from atoll.peer.links import Links, LinkSettings
@@ -19,6 +21,7 @@ from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.permits import Permits
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
 from atoll.peer.profile import Profile
+from atoll.peer.senders import BETWEEN_REPLICAS, refusal_of_sender
 from atoll.peer.settings import PeerSettings
 from atoll.peer.snapshots import Snapshots
 from atoll.protocol.assignment import Assignment
@@ -58,6 +61,9 @@ class Engine:
         self._links = Links(
             own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos, security=security
         )
+        self._chaos = settings.chaos
+        self._assignment: Assignment | None = None
+        self._averager: LinksAverager | None = None
         self.snapshots = Snapshots(settings, self._notify, security)
         background = (*pacers, self._links.courtesy)
         self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored, permits=self.permits)
@@ -118,15 +124,24 @@ class Engine:
 
     def advance(self, generation: Generation) -> None:
         """The links drop what is older."""
+        if self._averager is not None:
+            self._averager.advance(generation)
         self._links.advance(generation)
 
     async def connect(self, assignment: Assignment, boundaries: Boundaries) -> None:
         """Opens the links of an assignment; raises LinkError when a neighbour cannot be reached."""
-        stages = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
+        if self._averager is not None:
+            await self._averager.close()
+        averager = LinksAverager(
+            assignment.graph.stage, assignment.generation, self._links.send, self._links.silent_seconds, self._chaos
+        )
+        self._assignment, self._averager = assignment, averager
 
         def accept(peer: PeerId, header: MessageHeader) -> str | None:
-            if stages.get(header.key.source) != peer:
-                return f"{peer} does not hold stage {header.key.source}"
+            if (refusal := refusal_of_sender(assignment, peer, header.key)) is not None:
+                return refusal
+            if header.key.kind in BETWEEN_REPLICAS:
+                return averager.refusal(header)
             return boundaries.refusal(header.key, [tensor.name for tensor in header.tensors])
 
         await self._links.configure(
@@ -141,6 +156,22 @@ class Engine:
             ),
             accept=accept,
         )
+
+    async def sum_up(self, ready: GradientsReady) -> Summed:
+        """The gradients of all replicas of this peer's stage, summed. Raises RoundFailed."""
+        assignment, averager = self._assignment, self._averager
+        assert assignment is not None, "gradients of no stage"
+        assert averager is not None
+        round = Round(
+            key=f"{ready.generation}.{ready.step}",
+            members=tuple(Member(peer=peer) for peer in assignment.group.replicas),
+            own=assignment.replica,
+            deadline_seconds=assignment.link_seconds,
+            seed=assignment.run_seed,
+            step=ready.step,
+        )
+        summed = await averager.average(round, ready.gradients)
+        return Summed(generation=ready.generation, step=ready.step, gradients=tuple(summed))
 
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """Leaves the links of a plan that is over; what is returned ends them."""
@@ -164,6 +195,10 @@ class Engine:
         await self.snapshots.close(CLOSE_SECONDS)
 
     def _arrived(self, peer: PeerId, message: Message) -> None:
+        if message.key.kind in BETWEEN_REPLICAS:
+            if self._averager is not None:
+                self._averager.arrived(peer, message)
+            return
         self.post(Arrived(sender=peer, message=message))
 
     def _send(self, peer: PeerId, message: Message) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from atoll.peer.borrowing import borrow_state
 from atoll.peer.engine import Engine
+from atoll.peer.events import GradientsReady
 from atoll.peer.faults import fault_of
 from atoll.peer.line import Line
 from atoll.peer.memory_use import MemoryUse
@@ -17,7 +18,7 @@ from atoll.peer.probing import answer_probe
 from atoll.peer.session_values import Fetch, SessionEvent, ShellFault, StateFetched, Upload, Uploaded, UploadFailed
 from atoll.peer.settings import PeerSettings
 from atoll.peer.transfer import fetch_state, store_state
-from atoll.protocol.errors import AtollError
+from atoll.protocol.errors import AtollError, LinkError, RoundFailed
 from atoll.protocol.ids import MicrobatchIndex, PeerId
 from atoll.protocol.messages import Kind, MessageKey
 from atoll.protocol.pacing import Pacer
@@ -87,6 +88,15 @@ class Errands:
         if num_bytes:
             _log.info("fetched %.1f MiB of state from %d peers in %.2f s", num_bytes / 2**20, len(assignment.donors), seconds)
         self._feed(StateFetched(generation=generation, given=given, num_bytes=num_bytes, seconds=seconds))
+
+    async def sum_up(self, ready: GradientsReady) -> None:
+        """This peer's gradients, with those of the other replicas of its stage."""
+        try:
+            self._engine.post(await self._engine.sum_up(ready))
+        except RoundFailed as error:
+            accused = LinkError(error.suspects[0], str(error)) if error.suspects else error
+            fault = fault_of(accused, doing="summing gradients with other replicas")
+            self._feed(ShellFault(generation=ready.generation, fault=fault))
 
     async def upload(self, instruction: Upload) -> None:
         """State, to the coordinator."""

@@ -61,6 +61,15 @@ class BeginStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """What GradientsReady asked for: the same gradients, summed over the replicas of this stage."""
+
+    generation: Generation
+    step: StepNumber
+    gradients: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitStep:
     """With ``snapshot``, answered by SnapshotWritten when the state after it is on the disk, or why it is not."""
 
@@ -132,6 +141,7 @@ Command: TypeAlias = (
     | Arrived
     | Delivered
     | BeginStep
+    | Summed
     | CommitStep
     | VoidStep
     | HandOutState
@@ -178,6 +188,16 @@ class Reported:
     squared_norms: Mapping[str, float]
     compute_seconds: float
     spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsReady:
+    """This replica has done its share of a step: its ``gradients`` (on the host, in an order that all replicas have) are to be
+    summed with the others'. They do not change before Summed."""
+
+    generation: Generation
+    step: StepNumber
+    gradients: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +280,7 @@ Notice: TypeAlias = (
     Accepted
     | Loaded
     | Reported
+    | GradientsReady
     | StepVoided
     | StateReady
     | StateKept

@@ -39,6 +39,7 @@ from atoll.peer.events import (
     StateKept,
     StateReady,
     StepVoided,
+    Summed,
     VoidStep,
     WriteSnapshot,
 )
@@ -54,7 +55,7 @@ from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import Assignment, assignment_from_bytes
 from atoll.protocol.errors import GraphRefused, WireError
 from atoll.protocol.fault_points import FaultPoints
-from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
+from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import Kind, Message
 from atoll.protocol.state import changing_names, split_name
@@ -86,7 +87,6 @@ class Pipeline:
         self._assignment: Assignment | None = None
         self._stage: Stage | None = None
         self._boundaries: Boundaries | None = None
-        self._peers: dict[StageIndex, PeerId] = {}
         self._mailbox = Mailbox()
         self._generation = Generation(0)
         self._step = StepNumber(0)
@@ -149,6 +149,8 @@ class Pipeline:
                     self._run.delivered(command.key)
             case BeginStep():
                 self._begin(command)
+            case Summed():
+                self._summed(command)
             case CommitStep():
                 self._commit(command)
             case VoidStep():
@@ -202,7 +204,6 @@ class Pipeline:
         self._assignment = assignment
         self._boundaries = Boundaries(assignment.graph, reduced_precision=assignment.precision == "bf16")
         self._with.chaos.stage = self._boundaries.stage
-        self._peers = {neighbour.stage: neighbour.peer for neighbour in assignment.neighbours}
         accepted = Accepted(generation=assignment.generation, assignment=assignment, boundaries=self._boundaries)
         self._with.notify(accepted)
 
@@ -242,7 +243,8 @@ class Pipeline:
                 stage=stage,
                 boundaries=boundaries,
                 mailbox=self._mailbox,
-                peers=self._peers,
+                groups={group.stage: group for group in assignment.groups},
+                own=assignment.peer,
                 in_flight=assignment.in_flight,
                 send=self._with.send,
                 notify=self._with.notify,
@@ -250,6 +252,12 @@ class Pipeline:
                 chaos=self._with.chaos,
             ),
         )
+
+    def _summed(self, command: Summed) -> None:
+        run = self._run
+        if run is not None and (run.start.generation, run.start.step) == (command.generation, command.step):
+            self._doing = "taking sums of gradients"
+            run.summed(command.gradients)
 
     def _commit(self, command: CommitStep) -> None:
         stage, run = self._stage, self._run

@@ -2,7 +2,7 @@
 
 Theory of operation. A microbatch passes through a stage in three works: FORWARD, BACKWARD (the gradient of what was received,
 which the earlier stage waits for) and ACCUMULATE (the gradients of the weights, which nobody waits for). Each kind of work
-takes the microbatches in the order 0, 1, 2, ..., so sums do not depend on timing. The stage prefers backward, then forward,
+takes this peer's microbatches in ascending order, so sums do not depend on timing. The stage prefers backward, then forward,
 then accumulate: what another stage waits for goes first, and the deferred half fills the gaps. But a deferred half holds the
 gradients of its microbatch's activations, with recomputation beside the activations, so nothing else begins while more than
 ``MOST_DEFERRED`` wait, even where the gradients of many microbatches arrive at once.
@@ -55,13 +55,14 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What one step of one stage consists of.
+    """What one step of one stage consists of for one of its replicas.
 
-    ``activation_sources`` send a message before each forward, ``gradient_sources`` before each backward, and
-    ``activation_targets`` get one after each forward.
+    ``microbatches`` are those that it has, in ascending order; an evaluation may have none for it. ``activation_sources`` send
+    a message before each forward, ``gradient_sources`` before each backward, and ``activation_targets`` get one after each
+    forward.
     """
 
-    num_microbatches: int
+    microbatches: tuple[MicrobatchIndex, ...]
     in_flight: int
     evaluation: bool = False
     activation_sources: frozenset[StageIndex] = frozenset()
@@ -69,7 +70,7 @@ class StepShape:
     activation_targets: frozenset[StageIndex] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.num_microbatches < 1 or self.in_flight < 1:
+        if self.in_flight < 1 or not (self.microbatches or self.evaluation):
             raise ValueError(f"a step needs at least one microbatch and one in flight, got {self}")
 
 
@@ -87,30 +88,29 @@ class StepSchedule:
 
     def finished(self, action: Action) -> None:
         """``action``, which ``next_action`` had returned, is done."""
-        assert action.microbatch == self._next[action.work], f"{action} done out of order: {self._next}"
+        assert action.microbatch == self._microbatch(action.work), f"{action} done out of order: {self._next}"
         self._next[action.work] += 1
 
     @property
     def complete(self) -> bool:
         """Whether every microbatch has passed through all its works."""
         last = Work.FORWARD if self.shape.evaluation else Work.ACCUMULATE
-        return self._next[last] == self.shape.num_microbatches
+        return self._next[last] == len(self.shape.microbatches)
 
     @property
     def num_in_flight(self) -> int:
         """Microbatches that hold memory here."""
         if not self.shape.evaluation:
             return self._next[Work.FORWARD] - self._next[Work.ACCUMULATE]
-        return sum(1 for index in range(self._next[Work.FORWARD]) if any(self._missing(self._deliveries(index))))
+        return sum(1 for index in self._forwarded if any(self._missing(self._deliveries(index))))
 
     def next_action(self) -> Action | None:
         """The work to do now, or None when each waits for something or all are done."""
         many_deferred = self._next[Work.BACKWARD] - self._next[Work.ACCUMULATE] > MOST_DEFERRED
         works = (Work.ACCUMULATE,) if many_deferred else (Work.BACKWARD, Work.FORWARD, Work.ACCUMULATE)
         for work in works:
-            microbatch = MicrobatchIndex(self._next[work])
-            if self._open(work) and not any(self._missing(self._needs(work, microbatch))):
-                return Action(work, microbatch)
+            if self._open(work) and not any(self._missing(self._needs(work, self._microbatch(work)))):
+                return Action(work, self._microbatch(work))
         return None
 
     def waiting_for(self) -> tuple[Awaited, ...]:
@@ -120,18 +120,24 @@ class StepSchedule:
         found: list[Awaited] = []
         for work in (Work.BACKWARD, Work.FORWARD):
             if self._open(work):
-                found.extend(self._missing(self._needs(work, MicrobatchIndex(self._next[work]))))
+                found.extend(self._missing(self._needs(work, self._microbatch(work))))
         if not found:
-            found.extend(
-                missing for index in range(self._next[Work.FORWARD]) for missing in self._missing(self._deliveries(index))
-            )
+            found.extend(missing for index in self._forwarded for missing in self._missing(self._deliveries(index)))
         return tuple(found)
+
+    @property
+    def _forwarded(self) -> tuple[MicrobatchIndex, ...]:
+        return self.shape.microbatches[: self._next[Work.FORWARD]]
+
+    def _microbatch(self, work: Work) -> MicrobatchIndex:
+        """The next one of an open work."""
+        return self.shape.microbatches[self._next[work]]
 
     def _open(self, work: Work) -> bool:
         """Whether this stage itself allows ``work`` now."""
         done = self._next
         if work is Work.FORWARD:
-            return done[work] < self.shape.num_microbatches and self.num_in_flight < self.shape.in_flight
+            return done[work] < len(self.shape.microbatches) and self.num_in_flight < self.shape.in_flight
         if self.shape.evaluation:
             return False
         return done[work] < done[Work.FORWARD if work is Work.BACKWARD else Work.BACKWARD]
@@ -145,9 +151,9 @@ class StepSchedule:
             for stage in sorted(self.shape.gradient_sources):
                 yield Awaited(Need.GRADIENT, microbatch, stage)
 
-    def _deliveries(self, microbatch: int) -> Iterable[Awaited]:
+    def _deliveries(self, microbatch: MicrobatchIndex) -> Iterable[Awaited]:
         for stage in sorted(self.shape.activation_targets):
-            yield Awaited(Need.DELIVERY, MicrobatchIndex(microbatch), stage)
+            yield Awaited(Need.DELIVERY, microbatch, stage)
 
     def _missing(self, needs: Iterable[Awaited]) -> Iterable[Awaited]:
         return (need for need in needs if need not in self._arrived)

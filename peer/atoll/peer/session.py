@@ -27,6 +27,7 @@ from atoll.peer.events import (
     CommitStep,
     DropState,
     Faulted,
+    GradientsReady,
     HandedOut,
     HandOutState,
     HoldState,
@@ -70,6 +71,7 @@ from atoll.peer.session_values import (
     ShellFault,
     StateFetched,
     StopLending,
+    SumUp,
     Tell,
     Upload,
     Uploaded,
@@ -362,6 +364,8 @@ class Session:
             case Loaded():
                 self._loaded = True
                 return self._ready_if_complete()
+            case GradientsReady():
+                return [SumUp(notice)]
             case Reported():
                 self.state = SessionState.READY if notice.evaluation else SessionState.REPORTED
                 return [tell_report(notice)]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 
 from atoll.peer.boundaries import Boundaries
-from atoll.peer.events import Command, Notice, StateHeld, StateKept
+from atoll.peer.events import Command, GradientsReady, Notice, StateHeld, StateKept
 from atoll.peer.faults import Fault
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import Generation, PeerId, StepNumber
@@ -179,6 +179,13 @@ class Disconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class SumUp:
+    """Sum these gradients with the other replicas; computing is answered, or there is a ShellFault."""
+
+    ready: GradientsReady
+
+
+@dataclass(frozen=True, slots=True)
 class LendOut:
     """Serve this to its borrowers."""
 
@@ -277,6 +284,7 @@ Instruction: TypeAlias = (
     | Advance
     | UseCodecs
     | Disconnect
+    | SumUp
     | LendOut
     | StopLending
     | HangUp

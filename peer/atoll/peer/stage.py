@@ -14,7 +14,7 @@ sends, or knows of other peers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -246,6 +246,25 @@ class Stage:
         """Adds what :meth:`backward` left over to the parameters' gradients; does nothing when that is done."""
         for deferred in self._deferred.pop(index, ()):
             deferred.run()
+
+    def own_gradients(self) -> tuple[torch.Tensor, ...]:
+        """The step's gradient of each parameter and of each own use of a shared one, on the host and in an order that the graph
+        alone decides; none of those that no loss depends on."""
+        self._accumulate_all()
+        return tuple(self._staging.to_host(leaf.grad) for leaf in self._trained_leaves() if leaf.grad is not None)
+
+    @torch.no_grad()
+    def take_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """In place of :meth:`own_gradients`, those of all replicas of this stage, summed."""
+        leaves = [leaf for leaf in self._trained_leaves() if leaf.grad is not None]
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            assert leaf.grad is not None
+            leaf.grad.copy_(self._staging.to_device(gradient))
+
+    def _trained_leaves(self) -> Iterator[torch.Tensor]:
+        """What gets gradients."""
+        yield from (self._parameters[spec.name] for spec in self.graph.parameters if spec.trainable)
+        yield from (self._uses[slot] for slot in sorted(self._uses))
 
     def tied_gradients(self) -> dict[str, torch.Tensor]:
         """The step's gradient of each own use of a parameter that other stages hold too, by "NAME@NODE:POSITION"."""

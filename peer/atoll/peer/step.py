@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,13 +11,14 @@ from typing import Literal
 import torch
 
 from atoll.peer.boundaries import Boundaries, NamedTensors, Values
-from atoll.peer.events import BeginStep, Consumed, MicrobatchLoss, Notice, Reported
+from atoll.peer.events import BeginStep, Consumed, GradientsReady, MicrobatchLoss, Notice, Reported
 from atoll.peer.mailbox import Mailbox
 from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage import MicrobatchInput, Stage
 from atoll.peer.timeline import Timeline
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.fault_points import FaultPoints
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageKey
 from atoll.protocol.samples import sample_numbers, samples_of
@@ -32,18 +33,20 @@ class Phase(StrEnum):
     """Where a step stands; the values are words for people."""
 
     WORKING = "working"
+    AVERAGING = "summing with replicas"
     TIED = "tied"
     REPORTED = "waiting for commit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSurroundings:
-    """What a step works with; ``peers`` holds who has each neighbouring stage."""
+    """What a step works with; ``groups`` holds who has this stage and each neighbouring one, ``own`` is this peer."""
 
     stage: Stage
     boundaries: Boundaries
     mailbox: Mailbox
-    peers: Mapping[StageIndex, PeerId]
+    groups: Mapping[StageIndex, Group]
+    own: PeerId
     in_flight: int
     send: Callable[[PeerId, Message], None]
     notify: Callable[[Notice], None]
@@ -59,9 +62,10 @@ class StepRun:
         self.phase = Phase.WORKING
         self._with = surroundings
         boundaries = surroundings.boundaries
+        self._group = surroundings.groups[boundaries.stage]
         self._schedule = StepSchedule(
             StepShape(
-                num_microbatches=start.num_microbatches,
+                microbatches=self._group.share_of(surroundings.own, start.num_microbatches),
                 in_flight=surroundings.in_flight,
                 evaluation=start.evaluation,
                 activation_sources=boundaries.activation_sources,
@@ -118,14 +122,16 @@ class StepRun:
         """What this step waits for, in words, and from which peer (None: the coordinator)."""
         if self.phase is Phase.TIED:
             missing = self._missing_ties()
-            return "tied gradient", self._with.peers[missing[0]] if missing else None
+            return "tied gradient", self._with.groups[missing[0]].leader if missing else None
+        if self.phase is Phase.AVERAGING:
+            return "sums of gradients", None
         if self.phase is Phase.REPORTED:
             return "commit", None
         awaited = self._schedule.waiting_for()
         if not awaited:
             return "", None
         stage = awaited[0].stage
-        return awaited[0].need.value, None if stage is None else self._with.peers[stage]
+        return awaited[0].need.value, None if stage is None else self._with.groups[stage].holder_of(awaited[0].microbatch)
 
     def _perform(self, action: Action) -> None:
         started = self._with.clock()
@@ -195,12 +201,33 @@ class StepRun:
         if self.start.evaluation:
             self._report({})
             return
+        if len(self._group.replicas) == 1:
+            self._exchange_tied()
+            return
+        self.phase = Phase.AVERAGING
+        gradients = self._with.stage.own_gradients()
+        self._with.notify(GradientsReady(generation=self.start.generation, step=self.start.step, gradients=gradients))
+
+    def summed(self, gradients: Sequence[torch.Tensor]) -> None:
+        """The gradients of all replicas of this stage, summed."""
+        assert self.phase is Phase.AVERAGING, f"gradients were summed while {self.phase.value}"
+        self._with.stage.take_gradients(gradients)
+        self._exchange_tied()
+
+    @property
+    def _leads(self) -> bool:
+        return self._group.leader == self._with.own
+
+    def _exchange_tied(self) -> None:
+        """The first replica sends; each replica of the other stages gets it."""
         self.phase = Phase.TIED
         others = sorted(self._with.boundaries.tied_stages)
-        if others:
+        if others and self._leads:
             own = self._with.stage.tied_gradients()
             for target in others:
-                self._send(Kind.TIED_GRADIENT, MicrobatchIndex(0), target, self._with.boundaries.tied(target, own))
+                tensors = self._with.boundaries.tied(target, own)
+                for peer in self._with.groups[target].replicas:
+                    self._send_to(peer, Kind.TIED_GRADIENT, MicrobatchIndex(0), target, tensors)
 
     def _finish(self) -> None:
         boundaries = self._with.boundaries
@@ -259,8 +286,19 @@ class StepRun:
     def _send(
         self, kind: Kind, index: MicrobatchIndex, target: StageIndex, tensors: NamedTensors, samples: tuple[int, ...] = ()
     ) -> None:
+        self._send_to(self._with.groups[target].holder_of(index), kind, index, target, tensors, samples)
+
+    def _send_to(
+        self,
+        peer: PeerId,
+        kind: Kind,
+        index: MicrobatchIndex,
+        target: StageIndex,
+        tensors: NamedTensors,
+        samples: tuple[int, ...] = (),
+    ) -> None:
         key = self._key(kind, index, self._with.boundaries.stage, target)
-        self._with.send(self._with.peers[target], Message(key=key, tensors=tensors, numbers=sample_numbers(samples)))
+        self._with.send(peer, Message(key=key, tensors=tensors, numbers=sample_numbers(samples)))
 
 
 def bindings_of(numbers: Mapping[str, float]) -> dict[str, int]:

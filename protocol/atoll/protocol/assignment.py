@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.graph_codec import stage_graph_from_proto, stage_graph_to_proto
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, PeerId, StageIndex, StepNumber
 from atoll.protocol.v1 import graph_pb2 as wire
 
@@ -23,8 +24,9 @@ MOST_DEFERRED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """Another stage that this one exchanges tensors with; ``dial`` says that this side opens the connection. It is sent no more
-    than ``max_bytes_per_second``, where its owner has set a limit; what is used on one side only is encoded with ``codec``."""
+    """A replica of another stage, or another one of the same, that tensors are exchanged with; ``dial`` says that this side
+    opens the connection. It is sent no more than ``max_bytes_per_second``, where its owner has set a limit; what is used on one
+    side only is encoded with ``codec``."""
 
     stage: StageIndex
     peer: PeerId
@@ -63,7 +65,8 @@ class Assignment:
     ``fetch`` names parameters and buffers whose first value the coordinator sends. ``link_seconds``: a neighbour that is
     silent for this long while something is due is reported. ``committed_step`` is the last step whose update is in the state
     that the peer will hold when it is ready (0: initial values). ``donors`` have what of that the peer lacks; a name that
-    training does not change and that nobody gives has its first value.
+    training does not change and that nobody gives has its first value. ``groups`` are those of this stage and of each that it
+    exchanges tensors with; the peer is number ``replica`` of its own.
     """
 
     generation: Generation
@@ -78,6 +81,18 @@ class Assignment:
     link_seconds: float = 30.0
     committed_step: StepNumber = StepNumber(0)  # noqa: RUF009 - an int at run time
     donors: tuple[Donor, ...] = ()
+    groups: tuple[Group, ...]
+    replica: int = 0
+
+    @property
+    def group(self) -> Group:
+        """The replicas of this stage, this peer among them."""
+        return next(group for group in self.groups if group.stage == self.graph.stage)
+
+    @property
+    def peer(self) -> PeerId:
+        """Whom this is for."""
+        return self.group.replicas[self.replica]
 
 
 def assignment_to_bytes(assignment: Assignment) -> bytes:
@@ -105,6 +120,8 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         link_seconds=assignment.link_seconds,
         committed_step=assignment.committed_step,
         donors=(wire.Donor(peer=donor.peer, address=donor.address, names=donor.names) for donor in assignment.donors),
+        groups=(wire.Group(stage=group.stage, replicas=group.replicas, deal=group.deal) for group in assignment.groups),
+        replica=assignment.replica,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -121,9 +138,14 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         raise WireError(f"the assignment's precision {message.precision!r} is none of {', '.join(PRECISIONS)}")
     if message.in_flight < 1:
         raise WireError("the assignment allows no microbatch in flight")
+    graph = stage_graph_from_proto(message.graph)
+    groups = tuple(map(_group, message.groups))
+    own = [group for group in groups if group.stage == graph.stage]
+    if len({group.stage for group in groups}) != len(groups) or not own or message.replica >= len(own[0].replicas):
+        raise WireError("the assignment does not say who holds this stage with this peer")
     return Assignment(
         generation=Generation(message.generation),
-        graph=stage_graph_from_proto(message.graph),
+        graph=graph,
         neighbours=tuple(_neighbour(other) for other in message.neighbours),
         run_seed=message.run_seed,
         in_flight=message.in_flight,
@@ -136,7 +158,17 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         donors=tuple(
             Donor(peer=PeerId(donor.peer), address=donor.address, names=tuple(donor.names)) for donor in message.donors
         ),
+        groups=groups,
+        replica=message.replica,
     )
+
+
+def _group(message: wire.Group) -> Group:
+    try:
+        replicas = tuple(PeerId(name) for name in message.replicas)
+        return Group(stage=StageIndex(message.stage), replicas=replicas, deal=tuple(message.deal))
+    except ValueError as error:
+        raise WireError(str(error)) from error
 
 
 def _neighbour(message: wire.Neighbour) -> Neighbour:

@@ -40,6 +40,7 @@ Phase: TypeAlias = Literal[
     "transferring",
     "forward",
     "backward",
+    "averaging",
     "waiting for commit",
     "committing",
     "snapshotting",

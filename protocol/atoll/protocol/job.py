@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +25,10 @@ from atoll.protocol.quantities import parse_rate
 
 COLOURS = 3  # channels of the images that the built-in ResNet takes
 CODECS = ("auto", *LADDER, *OTHERS, ADAPTIVE)
+
+
+Pinned = str | Annotated[tuple[str, ...], Field(strict=False)]
+"""One peer, or several."""
 
 
 class OptimizerSection(Section):
@@ -214,12 +218,48 @@ class PlanSection(Section):
     """Microbatches that a stage may hold between their forward and their backward."""
     recompute: AutoOrBoolean = "auto"
     """Compute activations again for the backward pass rather than keep them; auto only where memory is short."""
-    pin: Annotated[dict[str, str], Field(examples=[{"head": "attic"}])] = Field(default_factory=dict)
-    """Modules of the model by path, and the name of the peer that must hold each."""
+    pin: Annotated[dict[str, Pinned], Field(examples=[{"head": "attic"}])] = Field(default_factory=dict)
+    """Modules of the model by path, and the name of the peer that must hold each. Or every stage by its number, and the names
+    of the peers that are its replicas."""
     trusted: Annotated[tuple[str, ...], Field(strict=False, examples=[["attic", "lab"]])] = ()
     """Names of peers; with trusted_ends no other peer sees the data or the loss."""
     trusted_ends: bool = False
     """Keep the first and the last stage on peers that are trusted."""
+
+    @field_validator("pin", mode="before")
+    @classmethod
+    def _stages_are_numbers(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        named = {str(key) if type(key) is int else key: peers for key, peers in value.items()}
+        return {key: [peers] if str(key).isdecimal() and isinstance(peers, str) else peers for key, peers in named.items()}
+
+    @model_validator(mode="after")
+    def _pins_suit(self) -> Self:
+        stages = [key for key in self.pin if key.isdecimal()]
+        if not stages:
+            shared = next((module for module, peer in self.pin.items() if not isinstance(peer, str)), None)
+            if shared is not None:
+                raise WrongValue(
+                    f"pin.{shared}", "a module is pinned to one peer; to name replicas, pin stages: {0: [a, b], 1: [c]}"
+                )
+            return self
+        if sorted(map(int, stages)) != list(range(len(self.pin))):
+            raise WrongValue("pin", "pins of stages name all of them, 0, 1, 2 and so on, and no modules: {0: [a, b], 1: [c]}")
+        names = [name for replicas in self.pinned_stages for name in replicas]
+        if len(set(names)) != len(names) or not all(self.pinned_stages):
+            raise WrongValue("pin", "each stage needs at least one peer, and each peer holds one stage")
+        return self
+
+    @property
+    def pinned_modules(self) -> dict[str, str]:
+        """The peer of each pinned module."""
+        return {module: peer for module, peer in self.pin.items() if isinstance(peer, str)}
+
+    @property
+    def pinned_stages(self) -> tuple[tuple[str, ...], ...]:
+        """The replicas of each stage, where the job names them."""
+        return tuple(tuple(self.pin[key]) for key in sorted(self.pin, key=int)) if "0" in self.pin else ()
 
     @model_validator(mode="after")
     def _someone_is_trusted(self) -> Self:

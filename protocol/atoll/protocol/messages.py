@@ -39,6 +39,8 @@ class Kind(IntEnum):
     STATE = 5
     ASSIGNMENT = 6
     MEASUREMENT = 7
+    PART = 8
+    TOTAL = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ MAX_ATTEMPTS = 3  # a message that fails its checksum this often does so for a r
 _URGENCY: Mapping[Kind, int] = {
     Kind.GRADIENT: 0,
     Kind.TIED_GRADIENT: 0,
+    Kind.PART: 0,
+    Kind.TOTAL: 0,
     Kind.ACTIVATION: 1,
     Kind.BATCH: 2,
     Kind.ASSIGNMENT: 2,

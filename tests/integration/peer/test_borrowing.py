@@ -22,6 +22,7 @@ from atoll.protocol import fetching
 from atoll.protocol.assignment import Assignment, Donor, OptimizerSettings
 from atoll.protocol.channel import start_server
 from atoll.protocol.errors import LinkError
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.state import moment_name
 from atoll.protocol.v1 import state_pb2
@@ -59,6 +60,7 @@ def assignment(address: str, names: tuple[str, ...] = NAMES) -> Assignment:
         recompute=False,
         precision="fp32",
         optimizer=OptimizerSettings(),
+        groups=(Group(stage=GRAPH.stage, replicas=(ANN,)),),
         committed_step=STEP,
         donors=(Donor(peer=BOB, address=address, names=names),),
     )

@@ -7,6 +7,7 @@ import torch
 from atoll.coordinator.assigning import share_downloads
 from atoll.protocol.graph import Boundary, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import NodeIndex, PeerId, StageIndex
+from support.simulated_peers import make_plan
 
 A, B, C = (PeerId(name) for name in "abc")
 
@@ -39,10 +40,10 @@ def chain() -> list[StageGraph]:
 
 
 def test_all_neighbours_together_send_no_more_than_the_cap() -> None:
-    shares = share_downloads(chain(), (A, B, C), {A: 3e6, B: 4e6, C: None})
+    shares = share_downloads(make_plan((A, B, C), 3), chain(), {A: 3e6, B: 4e6, C: None})
     assert shares == {A: 3e6, B: 2e6}
 
 
 def test_a_peer_without_neighbours_has_nothing_to_share() -> None:
     alone = StageGraph(stage=StageIndex(0), num_stages=1, nodes=(), parameters=(), buffers=(), inputs=(), receives=(), sends=())
-    assert share_downloads([alone], (A,), {A: 1e6}) == {}
+    assert share_downloads(make_plan((A,), 1), [alone], {A: 1e6}) == {}

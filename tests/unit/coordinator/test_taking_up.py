@@ -80,7 +80,7 @@ def test_a_run_goes_on_where_it_stands(tmp_path: Path) -> None:
     assert first.resumption is None
     assert first.journal.reserve(Generation(1)) > 7
     first.journal.write_plan(Generation(3), make_plan([C], 1))
-    first.journal.write_plan(Generation(7), make_plan([A, B], 2, spares=[C]))
+    first.journal.write_plan(Generation(7), make_plan([A, B, C], 2))
     changes = [("raw", 1), ("int8", 2)]
     first.journal.write_codecs(
         CodecChange(step=StepNumber(step), source=A, target=B, codec=codec, reason="r") for codec, step in changes

@@ -26,6 +26,7 @@ from atoll.peer.events import (
 from atoll.peer.faults import FaultKind
 from atoll.peer.pipeline import Pipeline, PipelineSurroundings
 from atoll.protocol.assignment import Assignment, OptimizerSettings, assignment_to_bytes
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import Message
 from support.hand_models import transformer
@@ -105,6 +106,7 @@ def test_measuring_takes_what_a_stage_or_kept_state_leaves() -> None:
         recompute=False,
         precision="fp32",
         optimizer=OptimizerSettings(name="adamw"),
+        groups=(Group(stage=graph.stage, replicas=(PeerId("ann"),)),),
         committed_step=StepNumber(0),
     )
     weights = sum(4 * torch.Size(spec.shape).numel() for spec in graph.parameters)

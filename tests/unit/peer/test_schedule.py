@@ -20,7 +20,7 @@ def m(index: int) -> MicrobatchIndex:
 def middle_stage(*, num_microbatches: int = 3, in_flight: int = 2) -> StepSchedule:
     return StepSchedule(
         StepShape(
-            num_microbatches=num_microbatches,
+            microbatches=tuple(map(m, range(num_microbatches))),
             in_flight=in_flight,
             activation_sources=frozenset({StageIndex(0)}),
             gradient_sources=frozenset({StageIndex(2)}),
@@ -93,7 +93,9 @@ def test_messages_that_arrive_early_are_used_in_order() -> None:
 
 
 def test_evaluation_is_forward_alone_and_bounded_by_deliveries() -> None:
-    shape = StepShape(num_microbatches=3, in_flight=1, evaluation=True, activation_targets=frozenset({StageIndex(1)}))
+    shape = StepShape(
+        microbatches=(m(0), m(1), m(2)), in_flight=1, evaluation=True, activation_targets=frozenset({StageIndex(1)})
+    )
     schedule = StepSchedule(shape)
     for index in range(3):
         schedule.arrived(Need.BATCH, m(index))
@@ -110,7 +112,7 @@ def test_evaluation_is_forward_alone_and_bounded_by_deliveries() -> None:
 @pytest.mark.parametrize(("num_microbatches", "in_flight"), [(0, 1), (1, 0)])
 def test_a_step_needs_microbatches_and_room(num_microbatches: int, in_flight: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
-        StepShape(num_microbatches=num_microbatches, in_flight=in_flight)
+        StepShape(microbatches=tuple(map(m, range(num_microbatches))), in_flight=in_flight)
 
 
 class SimulatedPipeline:
@@ -126,7 +128,7 @@ class SimulatedPipeline:
         self.stages = [
             StepSchedule(
                 StepShape(
-                    num_microbatches=num_microbatches,
+                    microbatches=tuple(map(m, range(num_microbatches))),
                     in_flight=limit,
                     evaluation=evaluation,
                     activation_sources=frozenset(StageIndex(a) for a in self.sources[stage]),

@@ -16,6 +16,7 @@ from atoll.peer.events import (
     CommitStep,
     DropState,
     Faulted,
+    GradientsReady,
     HandedOut,
     HandOutState,
     HoldState,
@@ -59,6 +60,7 @@ from atoll.peer.session_values import (
     ShellFault,
     StateFetched,
     StopLending,
+    SumUp,
     Tell,
     Upload,
     Uploaded,
@@ -66,6 +68,7 @@ from atoll.peer.session_values import (
 )
 from atoll.protocol.assignment import Assignment, Donor, OptimizerSettings
 from atoll.protocol.graph import StageGraph
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.v1 import session_pb2 as pb
 
@@ -86,6 +89,7 @@ def assignment(generation: Generation = ONE, fetch: tuple[str, ...] = ()) -> Acc
         recompute=False,
         precision="fp32",
         optimizer=OptimizerSettings(),
+        groups=(Group(stage=GRAPH.stage, replicas=(PeerId("ann"),)),),
         fetch=fetch,
     )
     return Accepted(generation=generation, assignment=value, boundaries=Boundaries(GRAPH))
@@ -202,6 +206,12 @@ def test_a_step_from_start_to_commit() -> None:
     driver.give(commit())
     assert driver.one(Compute).command == CommitStep(generation=ONE, step=STEP, clip_factor=0.5, learning_rate=0.1)
     assert driver.session.state is SessionState.READY
+
+
+def test_replicas_sum_their_gradients_unless_the_step_is_over() -> None:
+    ready_to_sum = GradientsReady(generation=ONE, step=STEP, gradients=())
+    assert stepping().give(ready_to_sum).last == [SumUp(ready_to_sum)]
+    assert stepping().give(void(), ready_to_sum).last == []
 
 
 @pytest.mark.parametrize("begin", [spare, ready, stepping])

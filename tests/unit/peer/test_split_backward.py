@@ -12,6 +12,7 @@ from atoll.peer.stage import MicrobatchInput, Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.graph import StageGraph, bind
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.messages import Kind, Message, MessageKey
 from support.hand_models import transformer
@@ -67,7 +68,11 @@ def test_a_gradient_leaves_before_those_of_the_weights_are_made() -> None:
             stage=stage,
             boundaries=Boundaries(graphs[1]),
             mailbox=filled_mailbox((graphs[0], graphs[1])),
-            peers={FIRST: PeerId("first")},
+            groups={
+                FIRST: Group(stage=FIRST, replicas=(PeerId("first"),)),
+                StageIndex(1): Group(stage=StageIndex(1), replicas=(PeerId("second"),)),
+            },
+            own=PeerId("second"),
             in_flight=1,
             send=lambda peer, message: left.append((message.key.microbatch, matrices_with_gradients(stage))),
             notify=notices.append,

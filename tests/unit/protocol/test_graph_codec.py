@@ -28,6 +28,7 @@ from atoll.protocol.graph_codec import (
     stage_graph_from_proto,
     stage_graph_to_proto,
 )
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import Generation, NodeIndex, PeerId, StageIndex
 from atoll.protocol.v1 import graph_pb2 as wire
 from support.graphs import gpt_graph, resnet_graph
@@ -131,6 +132,11 @@ def an_assignment(**changes: object) -> Assignment:
         "precision": "bf16",
         "optimizer": OptimizerSettings(name="sgd", momentum=0.9, nesterov=True),
         "fetch": ("norm.weight",),
+        "groups": (
+            Group(stage=StageIndex(0), replicas=(PeerId("a"), PeerId("c")), deal=(0, 1, 0)),
+            Group(stage=StageIndex(1), replicas=(PeerId("b"),)),
+        ),
+        "replica": 1,
     }
     return Assignment(**{**settings, **changes})  # type: ignore[arg-type]
 

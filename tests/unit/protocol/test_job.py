@@ -357,3 +357,52 @@ def test_every_key_is_in_the_documentation() -> None:
     untold = [key for key in sorted(keys) if not re.search(rf"[`.{{ ]{key}[`:]", page)]
 
     assert untold == []
+
+
+@pytest.mark.parametrize(
+    ("pin", "stages"),
+    [
+        ({}, ()),
+        ({"head": "attic"}, ()),
+        ({0: ["attic", "lab"], 1: "cellar"}, (("attic", "lab"), ("cellar",))),
+        ({"0": ["attic"]}, (("attic",),)),
+    ],
+)
+def test_pins_name_modules_or_all_stages(
+    pin: dict[object, object], stages: tuple[tuple[str, ...], ...], tmp_path: Path
+) -> None:
+    assert (
+        parse_job(
+            {
+                "model": {"builtin": "gpt"},
+                "data": {"text": "stdlib"},
+                "training": {"steps": 1, "batch": 4},
+                "plan": {"pin": pin},
+            },
+            tmp_path,
+        ).plan.pinned_stages
+        == stages
+    )
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        ({"head": ["attic", "lab"]}, r"plan.pin.head: a module is pinned to one peer; to name replicas, pin stages"),
+        ({0: ["attic"], 2: ["lab"]}, r"plan.pin: pins of stages name all of them"),
+        ({0: ["attic"], "head": "lab"}, r"plan.pin: pins of stages name all of them"),
+        ({0: ["attic"], 1: ["attic"]}, r"plan.pin: .* each peer holds one stage"),
+        ({0: []}, r"plan.pin: each stage needs at least one peer"),
+    ],
+)
+def test_pins_that_make_no_sense(pin: dict[object, object], words: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=words):
+        parse_job(
+            {
+                "model": {"builtin": "gpt"},
+                "data": {"text": "stdlib"},
+                "training": {"steps": 1, "batch": 4},
+                "plan": {"pin": pin},
+            },
+            tmp_path,
+        )

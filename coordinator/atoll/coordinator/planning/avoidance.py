@@ -8,11 +8,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence, Set
 from itertools import combinations, pairwise, product
 
+from atoll.coordinator.planning.meetings import met_stages
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.graph import StageGraph
-from atoll.protocol.ids import PeerId, StageIndex
+from atoll.protocol.ids import PeerId
 
 AVOIDED_BYTES_PER_SECOND = 1e-3
 """Far below any link that is up, so that not even a little state is moved over it to save time in all steps that are left; and
@@ -52,11 +53,3 @@ def neighbours(plan: Plan, graphs: Sequence[StageGraph]) -> frozenset[frozenset[
     pairs = {pair for one, other in met for pair in product(plan.stages[one].replicas, plan.stages[other].replicas)}
     pairs |= {pair for stage in plan.stages for pair in combinations(stage.replicas, 2)}
     return frozenset(map(frozenset, pairs))
-
-
-def met_stages(graph: StageGraph) -> set[StageIndex]:
-    """The stages that this one exchanges tensors with."""
-    met: set[StageIndex] = {boundary.source for boundary in graph.receives} | {boundary.target for boundary in graph.sends}
-    for shared in graph.shared:
-        met.update(shared.stages)
-    return met - {graph.stage}

@@ -26,3 +26,16 @@ def deal(weights: Sequence[float], num_microbatches: int) -> tuple[int, ...]:
         owed[chosen] -= sum(exact)
         dealt.append(chosen)
     return tuple(dealt)
+
+
+def deal_to_all(weights: Sequence[float], num_microbatches: int) -> tuple[int, ...]:
+    """The same where everybody must have one, however slow: who would have none gets the last one of whoever has most. Raises
+    ValueError for fewer microbatches than weights, too."""
+    if num_microbatches < len(weights):
+        raise ValueError(f"{num_microbatches} microbatches are too few for {len(weights)} replicas")
+    dealt = list(deal(weights, num_microbatches))
+    for lacking in range(len(weights)):
+        if lacking not in dealt:
+            richest = max(range(len(weights)), key=lambda index: (dealt.count(index), -index))
+            dealt[num_microbatches - 1 - dealt[::-1].index(richest)] = lacking
+    return tuple(dealt)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from atoll.compression.context import Direction
+from atoll.coordinator.planning.dealing import deal_to_all
+from atoll.protocol.groups import Group
 from atoll.protocol.ids import MicrobatchIndex, NodeIndex, PeerId, StageIndex
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +30,8 @@ class StagePlan:
     """Stage ``stage``: each of its ``replicas`` runs the nodes from ``first`` up to, not including, ``end``, for its part of
     the microbatches.
 
-    The replicas stand in the order in which their gradients are summed; the first one is the stage's ``leader``. ``deal`` has
-    an entry for each microbatch of a step: the index of the replica that it goes to; each has at least one, for only who has
-    computed gradients knows which there are. It may be empty where there is one replica.
+    The replicas stand in the order in which their gradients are summed; ``deal`` says which of them each microbatch of a step
+    goes to (``atoll.protocol.groups``).
     ``memory_bytes`` is the predicted need with ``in_flight`` microbatches held, ``microbatch_seconds`` the predicted time of
     one microbatch forward and backward alone on its machine, ``sent_bytes`` what crosses to later stages in one forward.
     ``step_compute_seconds`` is how long the stage is predicted to compute in a step, beside what else runs on its machine; 0
@@ -46,11 +51,12 @@ class StagePlan:
     differing: tuple[ReplicaPlan, ...] = ()
 
     def __post_init__(self) -> None:
-        num = len(self.replicas)
-        if not num or len(set(self.replicas)) != num:
-            raise ValueError(f"stage {self.stage} needs replicas, each once, got {self.replicas}")
-        if set(self.deal) != set(range(num)) and (self.deal or num > 1):
-            raise ValueError(f"the deal of stage {self.stage} must give each of {num} replicas something, got {self.deal}")
+        Group(stage=self.stage, replicas=self.replicas, deal=self.deal)  # raises ValueError for what does not go together
+
+    @property
+    def group(self) -> Group:
+        """The replicas as everybody is told of them. Raises ValueError where the deal does not suit them."""
+        return Group(stage=self.stage, replicas=self.replicas, deal=self.deal)
 
     @property
     def leader(self) -> PeerId:
@@ -77,8 +83,8 @@ class StagePlan:
         return max(each) / len(self.deal)
 
     def holder_of(self, microbatch: MicrobatchIndex) -> PeerId:
-        """The replica that a microbatch goes to. An evaluation has other numbers of them; they are dealt in the same turns."""
-        return self.replicas[self.deal[microbatch % len(self.deal)]] if self.deal else self.leader
+        """The replica that a microbatch goes to."""
+        return self.group.holder_of(microbatch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +133,24 @@ class Plan:
     def leaders(self) -> tuple[PeerId, ...]:
         """The first replica of each stage."""
         return tuple(stage.leader for stage in self.stages)
+
+    def without(self, peer: PeerId) -> Plan | None:
+        """The same with the other replicas of that peer's stage, to whom its microbatches are dealt by the shares that they
+        have; None where there are none."""
+        stage = next((stage for stage in self.stages if peer in stage.replicas), None)
+        if stage is None or len(stage.replicas) == 1:
+            return None
+        left = tuple(replica for replica in stage.replicas if replica != peer)
+        shares = [float(stage.deal.count(stage.replicas.index(replica))) for replica in left]
+        differing = tuple(replica for replica in stage.differing if replica.peer != peer)
+        dealt = replace(stage, replicas=left, deal=deal_to_all(shares, len(stage.deal)), differing=differing)
+        links = tuple(link for link in self.links if peer not in (link.source, link.target))
+        stages = (*self.stages[: stage.stage], dealt, *self.stages[stage.stage + 1 :])
+        return replace(self, stages=stages, links=links)
+
+    def spread(self, of_stages: Sequence[Value]) -> tuple[Value, ...]:
+        """What there is of each stage, for each of :attr:`peers`."""
+        return tuple(of_stages[stage.stage] for stage in self.stages for _ in stage.replicas)
 
     def stage_of(self, peer: PeerId) -> StageIndex | None:
         """The stage that ``peer`` holds, if any."""

@@ -18,6 +18,7 @@ from atoll.coordinator.run.roster import PeerState
 from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunState
 from atoll.coordinator.run.storing import Storing
+from atoll.coordinator.run.survivors import Survivors
 from atoll.coordinator.run.troubles import Troubles
 from atoll.protocol.ids import PeerId
 
@@ -37,6 +38,7 @@ class Attendance:
         pausing: Pausing,
         storing: Storing,
         troubles: Troubles,
+        survivors: Survivors,
         fall_back: Callable[[str], None],
     ) -> None:
         self._context = context
@@ -48,6 +50,7 @@ class Attendance:
         self._pausing = pausing
         self._storing = storing
         self._troubles = troubles
+        self._survivors = survivors
         self._fall_back = fall_back
         self._joined = context.now
         self._word_expected = float("-inf")
@@ -106,7 +109,7 @@ class Attendance:
             matters = planned or context.state is RunState.PLANNING or bool(context.plan is not None and context.uncovered())
         if matters and (planned or held):
             self._recovery.lost(peer, held if event.may_return else frozenset(), event.silent_seconds)
-        if matters:
+        if matters and not self._survivors.take_over(peer, how):
             self._fall_back(how)
 
     def forget(self, peer: PeerId, *, lost_stage: bool = False) -> None:

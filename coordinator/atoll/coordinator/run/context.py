@@ -147,7 +147,7 @@ class RunContext:
         self.stale.clear()
         keepers = tuple(peer for peer in self.holdings.peers if peer not in self.plan.peers)
         self.last_plan = self.plan
-        self.holdings.replace(dict(zip(self.plan.peers, self.names, strict=True)))
+        self.holdings.replace(dict(zip(self.plan.peers, self.plan.spread(self.names), strict=True)))
         return (ReleaseState(generation=self.generation, peers=keepers),) if keepers else ()
 
     def emit(self, *instructions: Instruction) -> None:

@@ -66,7 +66,7 @@ def _about_the_state(machine: RunMachine) -> list[tuple[bool, str]]:
         (context.committed > 0 or not holdings.peers, "somebody holds what nobody has learned"),
     ]
     if context.state is RunState.TRAINING and context.committed > 0 and context.plan is not None:
-        held = zip(context.plan.peers, context.names, strict=True)
+        held = zip(context.plan.peers, context.plan.spread(context.names), strict=True)
         checks.append((all(names <= holdings.names_of(peer) for peer, names in held), "a stage's peer lacks its state"))
     return checks
 

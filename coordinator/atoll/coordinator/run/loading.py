@@ -19,7 +19,7 @@ from atoll.protocol.ids import PeerId
 
 class Loading:
     """``plan_again`` leaves the plan, for a reason; ``training_begins`` is called when every stage is there, and ``proceed``
-    thereafter, for the next step."""
+    thereafter, for the next step. ``made`` is the plan that was loaded last, ``planned_with`` whom it was made for."""
 
     def __init__(
         self,
@@ -40,10 +40,13 @@ class Loading:
         self._training_begins = training_begins
         self._proceed = proceed
         self._num_failures = 0
+        self.made: PlanMade | None = None
+        self.planned_with: tuple[PeerId, ...] = ()
 
     def begin(self, made: PlanMade, planned_with: tuple[PeerId, ...]) -> None:
         """Have each peer of a plan, which was made in the knowledge of certain peers, get its stage."""
         context, plan = self._context, made.plan
+        self.made, self.planned_with = made, planned_with
         context.plan, context.names = plan, made.names
         context.enter(RunState.LOADING, context.settings.deadlines.loading_seconds)
         context.pending = set(plan.peers)

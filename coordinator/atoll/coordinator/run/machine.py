@@ -61,6 +61,7 @@ from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.snapshotting import Snapshotting
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.coordinator.run.storing import Storing
+from atoll.coordinator.run.survivors import Survivors
 from atoll.coordinator.run.troubles import Troubles
 from atoll.coordinator.run.waiting import Waiting, waiting
 from atoll.protocol.ids import PeerId, StepNumber
@@ -104,6 +105,14 @@ class RunMachine:
             pausing=self.pausing,
             storing=self.storing,
             troubles=self.troubles,
+            survivors=Survivors(
+                self.context,
+                self.cycle,
+                loading=self.loading,
+                moving=self.moving,
+                recovery=self.recovery,
+                storing=self.storing,
+            ),
             fall_back=self._fall_back,
         )
         self._deadlines = settings.deadlines

@@ -13,6 +13,8 @@ from atoll.coordinator.run.events import MicrobatchLoss, StageReported
 from atoll.coordinator.run.schedule import clip_factor
 from atoll.protocol.ids import PeerId
 
+NORM_TOLERANCE = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
@@ -33,13 +35,19 @@ class Blame:
 
 
 def reckon(
-    reports: Sequence[StageReported], weights: Sequence[float], trainable: Sequence[str], largest_norm: float | None
+    stages: Sequence[Sequence[StageReported]], weights: Sequence[float], trainable: Sequence[str], largest_norm: float | None
 ) -> StepOutcome | Blame:
-    """The outcome of a step whose every stage has reported; ``weights`` are those of its microbatches."""
+    """The outcome of a step of which every replica of every stage has reported; ``weights`` are those of its microbatches.
+    Replicas have the same gradients, so the norms of the first one count."""
     losses: list[MicrobatchLoss] = []
     norms: dict[str, float] = {}
+    reports = [report for replicas in stages for report in replicas]
     for report in reports:
         losses += report.losses
+    for report, *others in stages:
+        apart = next((other for other in others if _differ(report, other)), None)
+        if apart is not None:
+            return Blame(peer=apart.peer, reason=f"its gradients are not those of {report.peer}, a replica of the same stage")
         for name, value in report.squared_norms:
             if name in norms:
                 return Blame(peer=report.peer, reason=f"it reported the gradient norm of {name}, as another stage did")
@@ -66,6 +74,15 @@ def reckon(
         grad_norm=norm,
         clip_factor=clip_factor(norm, largest_norm),
     )
+
+
+def _differ(one: StageReported, other: StageReported) -> bool:
+    """Whether two replicas, which summed the same gradients, have come to different ones: processors differ in the last bits of
+    a norm at most."""
+    ours, theirs = dict(one.squared_norms), dict(other.squared_norms)
+    if ours.keys() != theirs.keys():
+        return True
+    return not all(math.isclose(ours[name], theirs[name], rel_tol=NORM_TOLERANCE) for name in ours)
 
 
 def _wrong_losses(reports: Sequence[StageReported], losses: Sequence[MicrobatchLoss], num_microbatches: int) -> Blame | None:

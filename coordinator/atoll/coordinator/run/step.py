@@ -19,6 +19,7 @@ class OpenStep:
         self.evaluation = evaluation
         self.started = started
         self.peers = plan.peers
+        self._groups = tuple(stage.replicas for stage in plan.stages)
         self._reports: dict[PeerId, StageReported] = {}
 
     @property
@@ -34,4 +35,5 @@ class OpenStep:
 
     def outcome(self, batch: BatchPrepared, trainable: Sequence[str], largest_norm: float | None) -> StepOutcome | Blame:
         """What the step came to; all peers must have reported."""
-        return reckon([self._reports[peer] for peer in self.peers], batch.weights, trainable, largest_norm)
+        stages = [[self._reports[peer] for peer in replicas] for replicas in self._groups]
+        return reckon(stages, batch.weights, trainable, largest_norm)

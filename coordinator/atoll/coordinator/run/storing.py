@@ -124,7 +124,7 @@ class Storing:
         assert context.plan is not None
         self.purpose = purpose
         context.emit(AskStore(generation=context.generation, step=context.committed, purpose=purpose))
-        context.enter_phase(Phase.STORING, context.settings.deadlines.stored_seconds, context.plan.peers)
+        context.enter_phase(Phase.STORING, context.settings.deadlines.stored_seconds, context.plan.leaders)
 
     def _finish(self, weights: str) -> None:
         context, cycle = self._context, self._cycle

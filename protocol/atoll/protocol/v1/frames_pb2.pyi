@@ -17,6 +17,8 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_STATE: _ClassVar[Kind]
     KIND_ASSIGNMENT: _ClassVar[Kind]
     KIND_MEASUREMENT: _ClassVar[Kind]
+    KIND_PART: _ClassVar[Kind]
+    KIND_TOTAL: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 KIND_BATCH: Kind
 KIND_ACTIVATION: Kind
@@ -25,6 +27,8 @@ KIND_TIED_GRADIENT: Kind
 KIND_STATE: Kind
 KIND_ASSIGNMENT: Kind
 KIND_MEASUREMENT: Kind
+KIND_PART: Kind
+KIND_TOTAL: Kind
 
 class MessageKey(_message.Message):
     __slots__ = ("generation", "step", "microbatch", "kind", "source_stage", "target_stage", "evaluation")

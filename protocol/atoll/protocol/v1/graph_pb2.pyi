@@ -314,6 +314,16 @@ class OptimizerSettings(_message.Message):
     epsilon: float
     def __init__(self, name: _Optional[str] = ..., weight_decay: _Optional[float] = ..., momentum: _Optional[float] = ..., nesterov: bool = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ...) -> None: ...
 
+class Group(_message.Message):
+    __slots__ = ("stage", "replicas", "deal")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DEAL_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    deal: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., deal: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Donor(_message.Message):
     __slots__ = ("peer", "address", "names")
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -325,7 +335,7 @@ class Donor(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors")
+    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +348,8 @@ class Assignment(_message.Message):
     LINK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEP_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     generation: int
     graph: StageGraph
     neighbours: _containers.RepeatedCompositeFieldContainer[Neighbour]
@@ -350,7 +362,9 @@ class Assignment(_message.Message):
     link_seconds: float
     committed_step: int
     donors: _containers.RepeatedCompositeFieldContainer[Donor]
-    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    replica: int
+    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ...) -> None: ...
 
 class MeasurementRequest(_message.Message):
     __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.planning.dealing import deal
+from atoll.coordinator.planning.dealing import deal, deal_to_all
 
 WEIGHTS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -41,6 +41,20 @@ def test_everybody_has_its_share_up_to_any_microbatch(weights: list[float], num_
 @given(WEIGHTS, st.integers(0, 40), st.integers(0, 40))
 def test_fewer_microbatches_are_dealt_as_the_first_of_more(weights: list[float], few: int, more: int) -> None:
     assert deal(weights, few + more)[:few] == deal(weights, few)
+
+
+@given(WEIGHTS, st.integers(0, 30))
+def test_everybody_gets_one_who_must(weights: list[float], more: int) -> None:
+    num_microbatches = len(weights) + more
+    dealt = deal_to_all(weights, num_microbatches)
+    assert set(dealt) == set(range(len(weights)))
+    before = deal(weights, num_microbatches)
+    assert sum(one != other for one, other in zip(dealt, before, strict=True)) == len(weights) - len(set(before))
+
+
+def test_more_replicas_than_microbatches_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 microbatches are too few for 3 replicas"):
+        deal_to_all([1.0] * 3, 2)
 
 
 @pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, -1.0], [float("nan")], [float("inf")]])

@@ -1,0 +1,127 @@
+"""Sums over our own links: everybody's values, added in the group's order, with the same bits for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from atoll.peer.averaging import over_links
+from atoll.peer.averaging.averager import Member, Round, weighted_sum
+from atoll.peer.averaging.over_links import LinksAverager
+from atoll.protocol.errors import RoundFailed
+from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
+from atoll.protocol.messages import Kind, Message, MessageHeader, MessageKey, TensorHeader
+
+STAGE = StageIndex(1)
+NAMES = tuple(map(PeerId, "abcd"))
+
+
+class Wires:
+    """Carries messages between the averagers of one process, in an order of its own; nothing for who is ``dead``."""
+
+    def __init__(self, names: Sequence[PeerId]) -> None:
+        self.dead: set[PeerId] = set()
+        self.averagers = {name: LinksAverager(STAGE, Generation(3), self._sender(name), self._silent_seconds) for name in names}
+
+    def _silent_seconds(self, peer: PeerId) -> float:
+        return 100.0 if peer in self.dead else 0.0
+
+    def _sender(self, own: PeerId) -> Sender:
+        return Sender(self, own)
+
+    def carry(self, source: PeerId, target: PeerId, message: Message) -> None:
+        if not self.dead & {source, target}:
+            loop = asyncio.get_running_loop()
+            delay = 0.001 * ((ord(source) + 3 * ord(target) + message.key.microbatch) % 5)
+            loop.call_later(delay, self.averagers[target].arrived, source, message)
+
+
+class Sender:
+    def __init__(self, wires: Wires, own: PeerId) -> None:
+        self._wires = wires
+        self._own = own
+
+    def __call__(self, peer: PeerId, message: Message) -> Future[None]:
+        self._wires.carry(self._own, peer, message)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def round_of(names: Sequence[PeerId], own: int, seconds: float = 20.0) -> Round:
+    return Round(key="3.7", members=tuple(Member(peer=name) for name in names), own=own, deadline_seconds=seconds, step=7)
+
+
+def values(seed: int) -> list[torch.Tensor]:
+    """Gradients of three leaves, one not in its plain order in memory, one without elements."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(5, 7, generator=generator).t(),
+        torch.randn(0, generator=generator),
+        torch.randn(13, generator=generator),
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("block_values", [2**20, 10, 3])
+async def test_all_get_the_sum_in_the_groups_order(count: int, block_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_links, "BLOCK_VALUES", block_values)
+    names = NAMES[:count]
+    wires = Wires(names)
+    brought = [values(seed) for seed in range(count)]
+    rounds = [wires.averagers[name].average(round_of(names, own), brought[own]) for own, name in enumerate(names)]
+    summed = await asyncio.gather(*rounds)
+    for tensors in summed:
+        for index, tensor in enumerate(tensors):
+            expected = weighted_sum([one[index] for one in brought], [1.0] * count)
+            assert torch.equal(tensor, expected), "the same bits"
+    again = [values(seed) for seed in range(count)]
+    assert all(
+        torch.equal(one, other)
+        for kept, fresh in zip(brought, again, strict=True)
+        for one, other in zip(kept, fresh, strict=True)
+    ), "what was brought is as it was"
+    assert all(not wires.averagers[name]._slots for name in names), "nothing is kept of a round that is over"
+
+
+async def test_a_member_that_takes_no_part_is_named() -> None:
+    names = NAMES[:3]
+    wires = Wires(names)
+    wires.dead.add(names[2])
+    rounds = [wires.averagers[name].average(round_of(names, own, 0.3), values(own)) for own, name in enumerate(names[:2])]
+    for outcome in await asyncio.gather(*rounds, return_exceptions=True):
+        assert isinstance(outcome, RoundFailed)
+        assert outcome.suspects == (names[2],)
+
+
+async def test_what_a_plan_that_is_over_waits_for_ends_at_once() -> None:
+    names = NAMES[:2]
+    wires = Wires(names)
+    waiting = asyncio.create_task(wires.averagers[names[0]].average(round_of(names, 0), values(0)))
+    await asyncio.sleep(0)
+    wires.averagers[names[0]].advance(Generation(4))
+    with pytest.raises(RoundFailed):
+        await asyncio.wait_for(waiting, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "shape"),
+    [(0, torch.float32, (4,)), (1, torch.float64, (4,)), (1, torch.float32, (2, 2)), (1, torch.float32, (2**20 + 1,))],
+)
+async def test_other_messages_are_refused(stage: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    averager = Wires(NAMES[:2]).averagers[NAMES[0]]
+    key = MessageKey(
+        generation=Generation(3),
+        step=StepNumber(7),
+        microbatch=MicrobatchIndex(0),
+        kind=Kind.PART,
+        source=StageIndex(stage),
+        target=StageIndex(stage),
+    )
+    tensor = TensorHeader(name="values", dtype=dtype, shape=shape, codec="raw", num_bytes=8)
+    header = MessageHeader(key=key, tensors=(tensor,), numbers={}, num_bytes=8, checksum=0)
+    assert averager.refusal(header)
