@@ -34,10 +34,10 @@ async def test_connected_peers_are_planned_for(tmp_path: Path, monkeypatch: pyte
     path.write_text(dump_job(job))
     async with coordinated(job, tmp_path / "state", peers=0, min_peers=3) as run:
         # As a process: a coordinator traces in this one, and torch traces one model at a time.
-        words = ("plan", path, "--against", run.address, "--json")
+        words = ("plan", path, "--against", tmp_path / "state", "--json")
         refused = await run_command(*words)
         assert refused.status == ExitStatus.USAGE
-        assert f"no peer has joined {run.address}; start one" in refused.errors
+        assert f"no peer has joined {tmp_path / 'state'}; start one" in refused.errors
         run.join("attic", "cellar", max_upload=2.5e6)
         await connected(run, "attic", "cellar")
         planned = await run_command(*words)

@@ -31,7 +31,7 @@ def command(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")],
     fleet: Annotated[Path | None, typer.Option(metavar="FILE", help="Plan for the peers of this fleet file.")] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Plan for the peers of this running coordinator.")
+        str | None, typer.Option(metavar="HOST:PORT|DIR", help="Plan for the peers of this running coordinator.")
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"Where to draw the step. Default: {PICTURE}, none with --json.")
