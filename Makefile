@@ -8,16 +8,19 @@ PEERS ?= 4
 bin := $(VENV)/bin
 install := $(bin)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test test-hosts release-check lint format generate clean
+.PHONY: demo test test-hosts test-docker release-check lint format generate clean
 
 demo: $(VENV)/.installed
 	$(bin)/atoll swarm $(JOB) --peers $(PEERS)
 
 test: $(VENV)/.installed-dev
-	$(bin)/python -m pytest -m "not release and not hosts" --numprocesses 2 --dist worksteal
+	$(bin)/python -m pytest -m "not release and not hosts and not docker" --numprocesses 2 --dist worksteal
 
 test-hosts: $(VENV)/.installed-dev
 	$(bin)/python -m pytest -m "hosts and not release"
+
+test-docker: $(VENV)/.installed-dev
+	$(bin)/python -m pytest -m "docker and not release"
 
 release-check: $(VENV)/.installed-dev
 	$(bin)/python -m pytest -m release
