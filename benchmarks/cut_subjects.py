@@ -99,6 +99,6 @@ def make_network(model: str, *, layers: int, width: int, size: int) -> nn.Module
 def blocks_of(network: nn.Module) -> Sequence[nn.Module]:
     """Between which it may be cut, in order. Those of a ResNet compute about the same each."""
     if isinstance(network, ResNet):
-        return [block for stage in network.stages for block in stage]
+        return [block for stage in network.stages.children() for block in stage.children()]
     assert isinstance(network, GPT)
     return list(network.blocks)
