@@ -9,7 +9,7 @@ from atoll.peer.session_values import ExitCode
 from atoll.protocol.v1 import operator_pb2
 from support.coordinated import Coordinated, coordinated, tiny_job
 
-STEPS = 80
+STEPS = 300
 SMALL = {"layers": 1}
 
 

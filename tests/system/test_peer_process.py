@@ -66,7 +66,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
         (("join", "127.0.0.1:7000", "--device", "gpu"), "--device: 'gpu' is not a device; write cpu, cuda:0 or mps"),
         (("join", "127.0.0.1:7000", "--max-memory", "lots"), "--max-memory: 'lots' is not a size"),
         (("join", "127.0.0.1:7000", "--threads", "0"), "--threads"),
-        (("join",), "Missing argument"),
+        (("join",), "where is the coordinator?"),
     ],
 )
 async def test_bad_usage_is_status_2_and_one_sentence(arguments: tuple[str, ...], words: str) -> None:

@@ -60,7 +60,7 @@ class Line:
         session's the one that was when it began. Raises SessionError while there is no session."""
         if self._connection is None:
             raise SessionError("the connection to the coordinator is lost")
-        async with open_channel(str(self._settings.coordinator), self.security) as channel:
+        async with open_channel(str(self.address), self.security) as channel:
             yield session_pb2_grpc.CoordinatorStub(channel)
 
     async def open(self, join: session_pb2.Join, within_seconds: float) -> None:

@@ -117,7 +117,8 @@ def test_the_small_files(tmp_path: Path) -> None:
     folder = StateFolder.claim(tmp_path, make_job())
     folder.write_address("127.0.0.1:1234")
     folder.write_event(VoidEvent(step=1, reason="r", peer="a", stage=None))
-    assert json.loads((tmp_path / ADDRESS).read_text()) == {"address": "127.0.0.1:1234", "pid": os.getpid()}
+    written = json.loads((tmp_path / ADDRESS).read_text())
+    assert (written["address"], written["pid"], written["insecure"]) == ("127.0.0.1:1234", os.getpid(), False)
     assert json.loads((tmp_path / METRICS).read_text())["event"] == "void"
     folder.close()
 
