@@ -19,7 +19,8 @@ from support.swarm import write_job
 pytestmark = [pytest.mark.system, pytest.mark.docker, pytest.mark.timeout(1800)]
 
 PAGE_PORT = 18080
-STEPS = 120
+STEPS = 2000
+"""A tiny model does some fifty a second; the kills must fall into its steps."""
 SECONDS = 240.0
 POLL_SECONDS = 0.5
 
