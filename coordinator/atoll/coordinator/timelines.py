@@ -34,13 +34,6 @@ class Timelines:
         """By peer: the step, and its spans in the order of time."""
         return self._steps
 
-    def breakdown(self, peer: PeerId) -> Mapping[str, float]:
-        """Seconds of the peer's last step by what it did or waited for."""
-        seconds: dict[str, float] = {}
-        for span in self._steps.get(peer, (0, ()))[1]:
-            seconds[span.what] = seconds.get(span.what, 0.0) + span.seconds
-        return seconds
-
 
 def _sound(spans: Iterable[session_pb2.Span]) -> Iterable[session_pb2.Span]:
     """What a peer may be believed to have meant."""

@@ -125,8 +125,8 @@ class Hive:
     async def connect(self, address: str, deadline_seconds: float, *, first: bool = True) -> None:
         """Returns when this daemon is connected to that at ``address``, whichever of them dialled; raises TimeoutError.
 
-        Of two that are to be connected one must be ``first``, the other dials only if nothing comes: libp2p dials from the port
-        that it listens on, so if both dial within a round trip, each end takes itself for the client, and neither gets through.
+        Of two that are to be connected one must be ``first``, the other dials only if nothing comes: seen once, two
+        that dialled at the same time over a slow link stayed apart for half a minute; why was not examined.
         """
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 

@@ -21,8 +21,7 @@ def test_the_last_step_of_training_is_kept() -> None:
     timelines.reported(A, report(2, evaluation=True))
     step, spans = timelines.last[A]
     assert (step, len(spans)) == (2, 3)
-    assert timelines.breakdown(A) == {"forward": 3.0, "waiting for gradient": 0.5}
-    assert timelines.breakdown(B) == {}
+    assert [span.what for span in spans] == ["forward", "waiting for gradient", "forward"]
 
 
 def test_peers_without_a_stage_are_no_part_of_the_picture() -> None:

@@ -78,7 +78,6 @@ def tell(told: Sequence[Told]) -> Story:
     predictions = {(one.what, one.peer, one.target): one for one in events if isinstance(one, PredictionEvent)}
     links = {(one.source, one.target, one.direction): one for one in events if isinstance(one, LinkEvent)}
     plan = plans[-1] if plans else None
-    shares = tuple(_shares(told))
     return Story(
         history=history_of(told),
         outcome=_outcome(events),
@@ -88,8 +87,8 @@ def tell(told: Sequence[Told]) -> Story:
         predictions=tuple(predictions.values()),
         links=tuple(links.values()),
         happenings=tuple(_happenings(told)),
-        shares=shares,
-        advice=tuple(_advice(plan, tuple(predictions.values()), tuple(links.values()), shares)),
+        shares=tuple(_shares(told)),
+        advice=tuple(_advice(plan, tuple(predictions.values()), tuple(links.values()), events)),
     )
 
 
@@ -137,10 +136,8 @@ def _words(event: Event) -> str | None:
 def _shares(told: Sequence[Told]) -> Iterator[Share]:
     """Where the time went. What passed before the first step, and between steps, is known where events carry their time."""
     events = [one.event for one in told]
-    steps = sum(one.seconds for one in events if isinstance(one, StepEvent))
-    recovering = sum(one.seconds for one in events if isinstance(one, RecoveredEvent))
-    moving = sum(one.seconds for one in events if isinstance(one, MovedEvent))
-    replayed = sum(one.seconds for one in events if isinstance(one, ReplayedEvent))
+    steps, recovering = _seconds(events, StepEvent), _seconds(events, RecoveredEvent)
+    moving, replayed = _seconds(events, MovedEvent), _seconds(events, ReplayedEvent)
     snapshots = sum(one.stalled_seconds for one in events if isinstance(one, SnapshotEvent))
     yield Share(what="steps that were committed", seconds=steps)
     if recovering:
@@ -157,8 +154,13 @@ def _shares(told: Sequence[Told]) -> Iterator[Share]:
         yield Share(what="joining, measuring and loading, until the first step was committed", seconds=starts[0] - firsts[0])
 
 
+def _seconds(events: Sequence[Event], kind: type[StepEvent | RecoveredEvent | MovedEvent | ReplayedEvent]) -> float:
+    """What the events of a kind took in all."""
+    return sum(one.seconds for one in events if isinstance(one, kind))
+
+
 def _advice(
-    plan: PlanEvent | None, predictions: Sequence[PredictionEvent], links: Sequence[LinkEvent], shares: Sequence[Share]
+    plan: PlanEvent | None, predictions: Sequence[PredictionEvent], links: Sequence[LinkEvent], events: Sequence[Event]
 ) -> Iterator[str]:
     """What to do to go faster, the most telling first."""
     if plan is not None and plan.bottleneck:
@@ -171,13 +173,12 @@ def _advice(
         )
     if step is not None:
         yield from _thin_links(predictions, links, step.measured)
-    committed = next((one.seconds for one in shares if one.what.startswith("steps")), 0.0)
-    for share in shares:
-        if share.what.startswith("from a loss") and share.seconds > MUCH * committed:
-            yield (
-                f"Losses of peers took {formatting.duration(share.seconds)}: a spare peer takes over at once, and a smaller "
-                "`durability.snapshot_every` leaves fewer steps to do again."
-            )
+    recovering = _seconds(events, RecoveredEvent)
+    if recovering > MUCH * _seconds(events, StepEvent):
+        yield (
+            f"Losses of peers took {formatting.duration(recovering)}: a spare peer takes over at once, and a smaller "
+            "`durability.snapshot_every` leaves fewer steps to do again."
+        )
 
 
 def _slowest(predictions: Sequence[PredictionEvent]) -> str:

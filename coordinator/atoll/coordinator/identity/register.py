@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from atoll.coordinator.transactions import transaction
 from atoll.protocol.certificates import certificate_of_pem, certificate_pem
 from atoll.protocol.errors import IdentityRefused, ResourceError
 from atoll.protocol.ids import COORDINATOR, PEER_NAME
@@ -93,7 +94,7 @@ class Register:
             raise IdentityRefused(
                 f"{name[:80]!r} is not a name for a peer; give --name up to 64 letters, digits, dots, hyphens and underscores"
             )
-        with self._spoken(), self._transaction():
+        with self._spoken(), transaction(self._connection):
             trusted = self._check_invitation(invitation, key, now)
             self._check_name(name, key, invitation)
             self._connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", (invitation, key))
@@ -101,7 +102,7 @@ class Register:
 
     def note_certificate(self, serial: str, name: str, key: str, expires: float, now: float) -> None:
         """The peer was given this certificate."""
-        with self._spoken(), self._transaction():
+        with self._spoken(), transaction(self._connection):
             self._connection.execute("DELETE FROM certificates WHERE expires < ?", (now,))
             self._connection.execute("INSERT INTO certificates VALUES (?, ?, ?, ?)", (serial, name, key, expires))
 
@@ -175,17 +176,6 @@ class Register:
             raise IdentityRefused(
                 f"a peer named {name} enrolled before, with another key; give this one another name with --name"
             )
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from atoll.coordinator.run.instructions import NoteSnapshot, WriteCommit
 from atoll.coordinator.run.replay import CommittedStep
 from atoll.coordinator.run.resuming import Committed, Resumption
 from atoll.coordinator.run.snapshots import Moment, Part
+from atoll.coordinator.transactions import transaction
 from atoll.protocol.errors import ResourceError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 
@@ -107,7 +108,7 @@ class Journal:
 
     def write_commit(self, commit: WriteCommit) -> None:
         """The step and its ledger, both or neither."""
-        with self._spoken(), self._transaction():
+        with self._spoken(), transaction(self._connection):
             self._connection.execute(
                 "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -134,7 +135,7 @@ class Journal:
     def write_codecs(self, changes: Iterable[CodecChange]) -> None:
         """What links encode with, from which step on; until the next entry of the link."""
         rows = [(change.step, change.source, change.target, change.codec, change.reason) for change in changes]
-        with self._spoken(), self._transaction():
+        with self._spoken(), transaction(self._connection):
             self._connection.executemany("INSERT INTO codecs VALUES (?, ?, ?, ?, ?)", rows)
 
     def write_snapshot(self, snapshot: NoteSnapshot, noted: float) -> None:
@@ -150,7 +151,7 @@ class Journal:
 
     def write_part(self, peer: PeerId, part: Part) -> None:
         """A peer has this on its disk, as one with what it has of that snapshot already."""
-        with self._spoken(), self._transaction():
+        with self._spoken(), transaction(self._connection):
             query = "SELECT names, num_bytes FROM snapshot_parts WHERE peer = ? AND step = ? AND line = ?"
             row = self._connection.execute(query, (peer, part.moment.step, part.moment.line)).fetchone()
             older, num_bytes = (json.loads(row[0]), row[1]) if row is not None else ((), 0)
@@ -161,7 +162,7 @@ class Journal:
     def keep_snapshots(self, steps: Iterable[StepNumber]) -> None:
         """Forget all other snapshots."""
         kept = json.dumps(sorted(steps))
-        with self._spoken(), self._transaction():
+        with self._spoken(), transaction(self._connection):
             for table in ("snapshots", "snapshot_parts"):
                 self._connection.execute(f"DELETE FROM {table} WHERE step NOT IN (SELECT value FROM json_each(?))", (kept,))
 
@@ -336,18 +337,6 @@ class Journal:
                 "SELECT sample_ids FROM ledger WHERE step = ? ORDER BY microbatch", (step,)
             ).fetchall()
         return [_unpacked(blob) for (blob,) in rows]
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            # A full disk may have rolled back already; a second time would hide the first error.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:

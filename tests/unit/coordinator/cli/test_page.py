@@ -32,7 +32,6 @@ def test_a_page_opened_late_is_told_the_course_so_far() -> None:
     assert [(point["step"], point["loss"], point["time"]) for point in told["points"]] == [(1, 5.5, 100.0)]
     assert [one["loss"] for one in told["evaluations"]] == [5.0]
     assert told["happenings"][-1] == {"event": "peer", "words": "a lost", "time": 100.0}
-    assert told["plan"]["stages"][0]["peers"] == ("a",)
 
 
 def test_a_long_course_is_thinned_and_keeps_its_ends() -> None:

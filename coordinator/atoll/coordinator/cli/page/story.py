@@ -12,7 +12,6 @@ from atoll.coordinator.events import (
     FailedEvent,
     FinishedEvent,
     LinkEvent,
-    PlanEvent,
     PredictionEvent,
     StepEvent,
 )
@@ -34,7 +33,6 @@ class Course:
         self._newest: Fields | None = None
         self._evaluations: dict[int, Fields] = {}
         self._happenings: deque[Fields] = deque(maxlen=MOST_HAPPENINGS)
-        self._plan: Fields | None = None
 
     def event(self, event: Event, time: float | None) -> Fields | None:
         """Takes an event in, with the time of day; what the page needs of it, None where it shows nothing of the kind."""
@@ -52,14 +50,12 @@ class Course:
                 return {"kind": "ended", "words": f"finished after {event.steps} steps"}
             case FailedEvent():
                 return {"kind": "ended", "words": f"failed: {event.reason}"}
-            case PlanEvent():
-                self._plan = event.as_dict()
         words = describe(event, self._steps, Pace(self._steps))
         if not words:
             return None
         happening = {"event": event.kind, "words": words, "time": time}
         self._happenings.append(happening)
-        return {"kind": "happening", "happening": happening, "plan": self._plan}
+        return {"kind": "happening", "happening": happening}
 
     def so_far(self) -> Fields:
         """All that came before."""
@@ -70,7 +66,6 @@ class Course:
             "points": [*self._points, *newest],
             "evaluations": list(self._evaluations.values()),
             "happenings": list(self._happenings),
-            "plan": self._plan,
         }
 
     def _add(self, point: Fields) -> None:
