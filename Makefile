@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 	$(bin)/atoll swarm $(JOB) --peers $(PEERS)
 
 test: $(VENV)/.installed-dev
-	$(bin)/python -m pytest -m "not release and not hosts and not docker" --numprocesses 2 --dist worksteal
+	$(bin)/python -m pytest -m "not release and not hosts and not docker" --numprocesses 2 --dist worksteal --durations 20
 
 test-hosts: $(VENV)/.installed-dev
 	$(bin)/python -m pytest -m "hosts and not release"

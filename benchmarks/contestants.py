@@ -70,7 +70,7 @@ class Processes:
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
         """Ends every process after the limit, so that no read from one waits for ever, and at the end in any case."""
-        timer = threading.Timer(LIMIT_SECONDS, self._kill)
+        timer = threading.Timer(LIMIT_SECONDS, self.kill)
         timer.start()
         patience = 0.0
         try:
@@ -81,9 +81,10 @@ class Processes:
             for _, process in self._started:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(patience)
-            self._kill()
+            self.kill()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Ends every process at once."""
         for _, process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -124,6 +125,9 @@ def measure_atoll(setting: Setting, hosts: Sequence[Host], folder: Path) -> Meas
             events.append(json.loads(line))
             if events[-1]["event"] == "step":
                 ends.append(time.perf_counter())
+            if len(ends) == setting.warmup + setting.steps:
+                processes.kill()  # writing the weights would take minutes where links are slow, and is no step
+                break
     if len(ends) != setting.warmup + setting.steps:
         raise processes.failure(f"Atoll finished {len(ends)} of {setting.warmup + setting.steps} steps")
     seconds = [end - before for before, end in itertools.pairwise(ends)]

@@ -14,6 +14,7 @@ from atoll.protocol.job import Job
 from atoll.protocol.limits import Limits
 from support.coordinated import Coordinated, coordinated
 from support.jobs import TOKENS, gpt_job
+from support.marks import release
 from support.runs import assert_same
 
 Failing = Callable[[Stage, MicrobatchInput], None]
@@ -43,7 +44,7 @@ async def train(folder: Path, base: Path) -> Coordinated:
     return run
 
 
-@pytest.mark.parametrize("fail", [ask_for_too_much, lower_the_limit], ids=lambda fail: fail.__name__)
+@pytest.mark.parametrize("fail", [ask_for_too_much, release(lower_the_limit)], ids=lambda fail: fail.__name__)
 @pytest.mark.parametrize("evaluation", [False, True], ids=["step", "evaluation"])
 async def test_a_peer_out_of_memory_gets_less_and_the_run_lives(
     fail: Failing, evaluation: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from atoll.coordinator.events import Event, MovedEvent, PlanEvent, StepEvent
 from atoll.protocol.job import Job
 from support.coordinated import Coordinated, coordinated
 from support.jobs import TOKENS, gpt_job, resnet_job
+from support.marks import release
 from support.placements import Placement, ScriptedPlacements, placed
 from support.runs import assert_same
 
@@ -65,7 +66,7 @@ async def train(job: Job, folder: Path, walk: tuple[Placement, ...], monkeypatch
     return run
 
 
-@pytest.mark.parametrize("make", [adamw, momentum, tied_dropout, batch_norm], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [adamw, release(momentum), tied_dropout, batch_norm], ids=lambda make: make.__name__)
 async def test_layers_move_again_and_again_and_nothing_changes(
     make: JobMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

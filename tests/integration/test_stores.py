@@ -16,6 +16,7 @@ from atoll.protocol.errors import JobError
 from atoll.protocol.job import Job
 from support.coordinated import Coordinated, coordinated
 from support.jobs import gpt_job, resnet_job
+from support.marks import release
 from support.runs import assert_same
 
 STEPS = 8
@@ -77,7 +78,7 @@ def make(which: str, base: Path) -> Job:
 
 
 @pytest.mark.parametrize("which", MODELS)
-@pytest.mark.parametrize("peers", [1, pytest.param(3, marks=pytest.mark.release)])
+@pytest.mark.parametrize("peers", [1, release(3)])
 async def test_another_run_goes_on_from_a_store_with_any_number_of_peers(which: str, peers: int, tmp_path: Path) -> None:
     job = make(which, tmp_path)
     calm = await finish(job, tmp_path / "calm", 2)

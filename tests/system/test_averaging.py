@@ -21,6 +21,7 @@ from atoll.peer.averaging.averager import Member, Round, weighted_sum
 from atoll.protocol.hive import hivemind_is_here
 from atoll.protocol.ids import PeerId
 from support.averaging_member import digest, round_line, values_of
+from support.marks import release
 from support.swarm import environment
 from support.waiting import assert_eventually
 
@@ -101,7 +102,7 @@ def total(indexes: Sequence[int], weights: Sequence[float] | None = None, diviso
     return weighted_sum([values_of(index, COUNT) for index in indexes], weights or [1.0] * len(indexes), divisor)
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.release), 3, pytest.param(4, marks=pytest.mark.release)])
+@pytest.mark.parametrize("count", [release(2), 3, release(4)])
 async def test_all_members_get_the_same_bits_and_the_same_again(count: int) -> None:
     indexes = list(range(count))
     async with group(count) as members:

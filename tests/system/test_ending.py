@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import release
 from support.swarm import local_swarm, run_command, write_job
 from support.waiting import assert_eventually
 
@@ -26,7 +27,7 @@ def assert_port_free(state: Path) -> None:
         probe.bind((host, int(port)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [release(signal.SIGINT), signal.SIGTERM])
 async def test_an_interruption_ends_every_process(tmp_path: Path, number: signal.Signals) -> None:
     job = write_job(tmp_path, training=LONG)
     async with local_swarm(job, tmp_path / "state", peers=2) as swarm:

@@ -22,6 +22,7 @@ from atoll.coordinator.cli.state import read_address
 from atoll.protocol.chaos import COORDINATOR, Fault
 from atoll.protocol.fault_points import VARIABLE, Armed
 from support.command import Command, started
+from support.marks import release
 from support.swarm import SWARM_SECONDS, write_job
 from support.waiting import assert_eventually
 
@@ -139,7 +140,7 @@ async def until_it_ends_by_itself(run: Run, coordinator: Command, variables: dic
     "places",
     [
         [("waiting for commit", 3), ("committing", 5)],
-        pytest.param([("loading", 1), ("forward", 2), ("backward", 3), ("committing", STEPS)], marks=pytest.mark.release),
+        release([("loading", 1), ("forward", 2), ("backward", 3), ("committing", STEPS)]),
     ],
 )
 async def test_a_coordinator_that_is_killed_at_a_phase(
