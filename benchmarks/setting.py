@@ -15,7 +15,8 @@ HOSTS_VARIABLE = "ATOLL_TEST_HOSTS"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """A GPT in ``stages`` stages; a step is ``microbatches`` microbatches of ``sequences`` sequences of ``context`` tokens.
-    ``planned``: Atoll decides for itself how many stages there are, and how many sequences a microbatch has."""
+    ``planned``: Atoll decides for itself how many stages there are, and how many sequences a microbatch has. ``text``: tokens
+    are bytes of Python's standard library instead of random ones, in which a codec finds nothing to save."""
 
     layers: int = 8
     width: int = 512
@@ -29,6 +30,7 @@ class Setting:
     learning_rate: float = 0.01
     compression: str = "raw"
     planned: bool = False
+    text: bool = False
     warmup: int = 3
     steps: int = 10
 
@@ -49,10 +51,11 @@ class Setting:
 
     def job(self) -> dict[str, Any]:
         """The same as a job of Atoll."""
+        random = {"random": {"kind": "tokens", "vocabulary": self.vocabulary}}
         return {
             "name": "benchmark",
             "model": {"builtin": "gpt", "options": self.gpt_options()},
-            "data": {"random": {"kind": "tokens", "vocabulary": self.vocabulary}, "sequence_length": self.context},
+            "data": {**({"text": "stdlib"} if self.text else random), "sequence_length": self.context},
             "training": {
                 "steps": self.warmup + self.steps,
                 "batch": self.batch,

@@ -5,8 +5,9 @@
 The hosts are those of ATOLL_TEST_HOSTS, the coordinator's first. ``--shape`` are the words of a command that, with two hosts'
 names, Mbps and the milliseconds of a round trip behind them, makes the link between these hosts so; without it the hosts are
 measured as they are, once. Atoll decides for itself how many stages there are, on as many peers as torch has, and how many
-sequences a microbatch has, of the same batch; with ``--fixed`` both are as torch has them. Prints a table and then, as the last
-line, the same as JSON; ``--results`` has it in a file after each side.
+sequences a microbatch has, of the same batch; with ``--fixed`` both are as torch has them. Atoll trains on text, for what a
+codec makes of random tokens says little; torch, whose bytes depend on shapes alone, on random numbers. Prints a table and then,
+as the last line, the same as JSON; ``--results`` has it in a file after each side.
 
 A side's figure is the median over its steps, warm-up left out. Where a step takes long fewer are made, and where it is known to
 take longer than LONGEST_SECONDS by its bytes alone it is not made at all. A side that fails is told and left out.
@@ -197,7 +198,7 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="the words of a command that makes a link; A B MBPS RTT_MS follow")
     parser.add_argument("--fixed", action="store_true", help="stages and microbatches of Atoll as torch has them")
     parser.add_argument("--results", type=Path, help="keep what was measured in this file, after each side")
-    numbers = [field for field in dataclasses.fields(Setting) if field.name not in ("compression", "planned")]
+    numbers = [field for field in dataclasses.fields(Setting) if field.name not in ("compression", "planned", "text")]
     for field in numbers:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = parser.parse_args()
@@ -206,7 +207,7 @@ def main() -> int:
     if not hosts:
         print(f"wan: {HOSTS_VARIABLE} names no hosts, so there is nothing to measure", file=sys.stderr)
         return 2
-    setting = Setting(planned=not options.fixed, **{field.name: getattr(options, field.name) for field in numbers})
+    setting = Setting(planned=not options.fixed, text=True, **{field.name: getattr(options, field.name) for field in numbers})
     profiles = options.links.split(",") if options.shape else [AS_THEY_ARE]
     if unknown := [profile for profile in profiles if profile not in (*PROFILES, AS_THEY_ARE)]:
         print(f"wan: there are no links {', '.join(unknown)}; there are {', '.join(PROFILES)}", file=sys.stderr)
