@@ -10,6 +10,7 @@ from atoll.coordinator.events import (
     ResumedEvent,
     StepEvent,
 )
+from atoll.coordinator.run.absences import PatienceSettings
 from atoll.coordinator.run.events import (
     ExportAsked,
     PeerGone,
@@ -22,7 +23,6 @@ from atoll.coordinator.run.events import (
 )
 from atoll.coordinator.run.instructions import AskStore, Assign, ReleaseState, SendCommit, StartStep, WriteCommit
 from atoll.coordinator.run.resuming import Held
-from atoll.coordinator.run.rollback import PatienceSettings
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.snapshots import HeldPart, Moment, Part
 from atoll.coordinator.run.states import RunSettings, RunState
@@ -40,7 +40,7 @@ def training(*names: str, steps: int = 6, until: int = 0, evaluate_every: int | 
         schedule=schedule,
         evaluate_every=evaluate_every,
         snapshot_every=1000,
-        patience=PatienceSettings(worth_waiting_seconds=10.0),
+        patience=PatienceSettings(expected_seconds=(8.0,)),
     )
     swarm = SimulatedSwarm(settings)
     swarm.start(*names)
@@ -161,6 +161,48 @@ def test_a_part_that_comes_back_saves_steps_from_being_done_again() -> None:
     assert [item.step for item in swarm.replays] == [1, 2, 3, 8]
 
 
+def test_a_part_that_comes_back_while_an_older_state_is_loaded_is_gone_to_at_once() -> None:
+    swarm = training("a", "b", "c", steps=9, until=8)
+    take(swarm, 7, (A, PARAMETERS[:1]), (B, PARAMETERS[1:]))
+    lose(swarm, B)
+    swarm.answer_all(lambda event: isinstance(event, PlanMade))
+    assert state(swarm) is RunState.LOADING
+    held = HeldPart(step=StepNumber(7), names=frozenset(PARAMETERS[1:]))
+    swarm.give(PeerJoined(offer=make_offer("b"), snapshots=(held,)))
+    assert state(swarm) is RunState.PLANNING, "what is being loaded is of no use any more"
+    finish(swarm)
+    assert [event.step for event in told(swarm, RestoredEvent)] == [7]
+    assert [item.step for item in swarm.replays] == [8]
+
+
+def test_two_that_are_lost_together_with_both_copies_of_a_part_cost_the_steps_until_one_is_back() -> None:
+    swarm = training("a", "b", "c", "d", steps=9, until=8)
+    take(swarm, 7, (A, PARAMETERS[:1]), (B, PARAMETERS[1:]), (C, PARAMETERS[1:]))
+    lose(swarm, B)
+    lose(swarm, C)
+    assert not told(swarm, PausedEvent), "steps are done again while they are away"
+    swarm.answer_all(lambda event: not isinstance(event, StageReported) or event.step <= 3)
+    swarm.give(PeerJoined(offer=make_offer("c"), snapshots=swarm.held_by(C)))
+    finish(swarm)
+    assert [event.step for event in told(swarm, RestoredEvent)] == [0, 7]
+    assert [item.step for item in swarm.replays] == [1, 2, 3, 4, 8], "the open step was finished first"
+
+
+def test_a_run_that_began_in_a_store_which_is_gone_waits_for_the_disk_of_a_lost_peer() -> None:
+    swarm = training("a", "b", "c", steps=9, until=8)
+    swarm.machine.context.began = StepNumber(5)
+    take(swarm, 7, (A, PARAMETERS[:1]), (B, PARAMETERS[1:]))
+    lose(swarm, B)
+    assert state(swarm) is RunState.WAITING
+    (paused,) = told(swarm, PausedEvent)
+    assert "nor a snapshot to go back to: waits for whoever has one on its disk; b (stage 1) was lost" in paused.reason
+    swarm.pass_time(3600.0)
+    assert state(swarm) is RunState.WAITING
+    swarm.give(PeerJoined(offer=make_offer("b"), snapshots=swarm.held_by(B)))
+    finish(swarm)
+    assert [item.step for item in swarm.replays] == [8]
+
+
 def test_evaluations_are_made_once_and_one_that_was_owed_is_made_later() -> None:
     swarm = training("a", "b", "c", steps=6, evaluate_every=2)
     swarm.answer_all(lambda event: not (isinstance(event, StageReported) and event.step == 4 and event.evaluation))
@@ -206,10 +248,12 @@ def test_who_may_come_back_with_what_saves_much_work_is_waited_for_a_while() -> 
     lose(swarm, B, may_return=True)
     (paused,) = told(swarm, PausedEvent)
     assert paused.reason.startswith("nobody here has the state of middle - head after step 250: waits up to ")
-    assert "for b to come back, then goes back to step 0; b (stage 1) was lost" in paused.reason
+    assert "waits up to 10 s for b to come back, then goes back to step 0; b (stage 1) was lost" in paused.reason
     assert str(swarm.machine.waiting()).startswith("is paused: nobody here has the state of")
     assert state(swarm) is RunState.WAITING
-    swarm.pass_time(119.0)
+    swarm.pass_time(9.9)
+    assert state(swarm) is RunState.WAITING
+    swarm.pass_time(0.1)
     assert state(swarm) is RunState.PLANNING
     assert told(swarm, ResumedEvent) == [ResumedEvent(reason="the run goes on from step 0")]
     finish(swarm)

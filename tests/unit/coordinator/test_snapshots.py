@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.coordinator.run.rollback import GoOn, GoTo, PatienceSettings, Situation, Wait, decide, patience_seconds
+from atoll.coordinator.run.rollback import GoOn, GoTo, Situation, Wait, decide
 from atoll.coordinator.run.snapshots import FIRST_VALUES, THE_STORE, HeldPart, Moment, Part, Snapshots
 from atoll.protocol.ids import PeerId, StepNumber
 
@@ -138,35 +140,56 @@ def test_rotation_never_takes_the_last_good_snapshot(events: list[tuple[str, str
                 assert frozenset().union(*found) >= NAMES
 
 
-def situation(stands: int, *, covered: bool, hoped: int, since: float = 100.0, step_seconds: float = 2.0) -> Situation:
-    return Situation(stands=at(stands), covered=covered, hoped=at(hoped), since=since, step_seconds=step_seconds)
+def situation(stands: int, *, covered: bool, patience: float = 0.0, began: int = 0) -> Situation:
+    """A step takes two seconds; for what saves more than a minute it pays to wait for ``patience``."""
+    return Situation(
+        stands=at(stands),
+        covered=covered,
+        began=began,
+        step_seconds=2.0,
+        patience_seconds=lambda saved: patience if saved > 60.0 else 0.0,
+    )
 
 
 def test_nothing_lost_nothing_done() -> None:
-    assert decide(situation(7, covered=True, hoped=7), registry(), PatienceSettings(), 100.0) == GoOn()
+    assert decide(situation(7, covered=True), registry(), 100.0) == GoOn()
 
 
 def test_a_run_that_does_steps_again_goes_to_a_later_snapshot() -> None:
-    assert decide(situation(2, covered=True, hoped=7), registry(), PatienceSettings(), 100.0) == GoTo(moment=at(4))
+    assert decide(situation(2, covered=True), registry(), 100.0) == GoTo(moment=at(4))
 
 
 def test_what_costs_little_is_done_at_once_and_what_costs_much_after_a_wait() -> None:
-    patience = PatienceSettings(worth_waiting_seconds=60.0, share=0.25, longest_seconds=120.0)
-    assert decide(situation(30, covered=False, hoped=30), registry(), patience, 100.0) == GoTo(moment=at(4))
-    wait = decide(situation(44, covered=False, hoped=44), registry(), patience, 100.0)
-    assert wait == Wait(until=120.0, otherwise=at(4))
-    assert decide(situation(44, covered=False, hoped=44), registry(), patience, 120.0) == GoTo(moment=at(4))
-    assert patience_seconds(10_000, 1.0, patience) == 120.0
+    assert decide(situation(34, covered=False, patience=20.0), registry(), 100.0) == GoTo(moment=at(4))
+    assert decide(situation(35, covered=False, patience=20.0), registry(), 100.0) == Wait(until=120.0, otherwise=at(4))
 
 
-def test_where_nobody_can_come_back_with_more_nobody_is_waited_for() -> None:
-    assert decide(situation(400, covered=False, hoped=4), registry(), PatienceSettings(), 100.0) == GoTo(moment=at(4))
+def with_a_later_one_on_the_disk_of_c() -> Snapshots:
+    """C, which is away, has a part of the snapshot of step 6; that of step 4 is complete without it."""
+    snapshots = registry()
+    snapshots.taken(A, part(6, "x"))
+    snapshots.taken(C, part(6, "y"))
+    return snapshots
+
+
+def test_nobody_is_waited_for_who_has_a_later_snapshot_on_its_disk() -> None:
+    snapshots = with_a_later_one_on_the_disk_of_c()
+    assert snapshots.newest_complete(also_away=True) == at(6)
+    assert decide(situation(400, covered=False), snapshots, 100.0) == GoTo(moment=at(4))
+
+
+def test_a_run_that_has_nothing_to_go_back_to_waits_for_a_disk() -> None:
+    snapshots = with_a_later_one_on_the_disk_of_c()
+    began = situation(8, covered=False, began=5)
+    assert decide(began, snapshots, 100.0) == Wait(until=math.inf, otherwise=None)
+    snapshots.damaged(C, StepNumber(6))
+    assert decide(began, snapshots, 100.0) == GoTo(moment=at(4)), "there is nobody to hope for"
 
 
 def test_without_a_snapshot_it_is_the_first_values() -> None:
     empty = Snapshots()
     empty.essential = NAMES
-    assert decide(situation(4, covered=False, hoped=0), empty, PatienceSettings(), 100.0) == GoTo(moment=FIRST_VALUES)
+    assert decide(situation(4, covered=False), empty, 100.0) == GoTo(moment=FIRST_VALUES)
 
 
 def test_what_may_have_been_overwritten_without_a_word_does_not_count_after_a_restart() -> None:

@@ -39,8 +39,8 @@ PATIENCE_SECONDS = 6.0
 """How long the processes may take to end by themselves once the run is over or interrupted."""
 AFTERMATH_SECONDS = 15.0
 """How long the coordinator may take to end after a peer that ended because the run did."""
-NOBODY_COMES_SECONDS = 60.0
-"""How long a run that cannot go on waits for peers: nobody else is expected on this machine."""
+NOBODY_COMES_SECONDS = 180.0
+"""How long a run that cannot go on waits for peers: those that were started, which take their time on a busy machine."""
 POLL_SECONDS = 0.05
 DEFAULT_PEERS = 4
 MOST_PEERS = 64

@@ -75,14 +75,13 @@ class Attendance:
         context.snapshots.joined(event.offer.name, event.snapshots)
         self._snapshotting.joined(event)
         self._joined = context.now
-        if event.held is not None:
-            self._take_back(event.offer.name, event.held)
+        self._take_back(event.offer.name, event.held)
         self._pausing.joined()
         if context.state is RunState.WAITING:
             context.wait_at_most(context.settings.deadlines.waiting_seconds)
 
-    def _take_back(self, peer: PeerId, held: Held) -> None:
-        self._recovery.take_back(peer, held)
+    def _take_back(self, peer: PeerId, held: Held | None) -> None:
+        self._recovery.joined(peer, held)
         left = self._context.left_behind
         if left is not None and left.covers(self._context.holdings.essential):
             self._recovery.returned()

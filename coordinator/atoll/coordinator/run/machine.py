@@ -163,6 +163,8 @@ class RunMachine:
         match event:
             case PeerJoined():
                 self.attendance.joined(event)
+                if self.context.state is RunState.LOADING:
+                    self._left_for_a_better_snapshot()
             case PeerGone():
                 self.attendance.gone(event)
             case PeerLeaving():

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.events import PausedEvent, RecoveredEvent, RestoredEvent, ResumedEvent
+from atoll.coordinator.run.absences import Absences
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.instructions import ReleaseState, SendCommit
 from atoll.coordinator.run.resuming import Held, Use, use_of
 from atoll.coordinator.run.rollback import GoOn, Situation, Wait, decide
 from atoll.coordinator.run.roster import listed
-from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment
+from atoll.coordinator.run.snapshots import Moment
 from atoll.protocol.ids import PeerId
 
 
@@ -36,8 +37,9 @@ class Recovery:
         self._context = context
         self.order: Sequence[str] = ()
         self.step_seconds = 0.0
+        self._absences = Absences(context.settings.patience)
         self._away: dict[PeerId, frozenset[str]] = {}
-        self._since: float | None = None
+        self._away_since = context.now
         self._paused = False
         self._left: Moment | None = None
         self._why = ""
@@ -46,13 +48,20 @@ class Recovery:
     def lost(self, peer: PeerId, may_return: frozenset[str], silent_seconds: float) -> None:
         """A peer that the run counts on is gone; ``may_return`` is what it had in memory, if it may be there still."""
         if may_return:
-            self._away[peer] = may_return
+            self._away[peer], self._away_since = may_return, self._context.now
+            self._absences.gone(peer, self._context.now)
         self._context.recovering = True
         if self._times is None:
             self._times = _Times(silent_seconds, self._context.now)
 
-    def take_back(self, peer: PeerId, held: Held) -> None:
-        """A peer is here again, with state in memory: it is of use, becomes so with a commit that it missed, or is dropped."""
+    def joined(self, peer: PeerId, held: Held | None) -> None:
+        """A peer is here, or here again. What it has in memory is of use, becomes so with a commit that it missed, or is
+        dropped."""
+        self._absences.back(peer, self._context.now, with_state=held is not None)
+        if held is not None:
+            self._take_back(peer, held)
+
+    def _take_back(self, peer: PeerId, held: Held) -> None:
         context = self._context
         use = use_of(held, context.committed, context.last) if context.is_of_this_line(held.generation) else Use.NONE
         left = context.left_behind
@@ -92,13 +101,10 @@ class Recovery:
     def settle(self) -> bool:
         """Before a plan is made: choose the state that it is made for. False: the run waits for somebody to come back."""
         context = self._context
-        since = context.now if self._since is None else self._since
-        decision = decide(self._situation(since), context.snapshots, context.settings.patience, context.now)
+        decision = decide(self._situation(), context.snapshots, context.now)
         if isinstance(decision, Wait):
-            self._since = since
             self._pause(decision)
             return False
-        self._since = None
         self._away.clear()
         if not isinstance(decision, GoOn):
             self._go_to(decision.moment)
@@ -168,19 +174,23 @@ class Recovery:
             seconds=times.silent_seconds + now - times.lost,
         )
 
-    def _situation(self, since: float) -> Situation:
+    def _situation(self) -> Situation:
         context = self._context
         missing = context.uncovered()
-        newest = context.snapshots.newest_complete(also_away=True) or FIRST_VALUES
-        # What a peer had in memory may come back with it, if it is only out of reach.
-        with_away = frozenset[str]().union(*self._away.values())
         return Situation(
             stands=context.moment,
             covered=not missing,
-            hoped=context.moment if with_away.issuperset(missing) else newest,
-            since=since,
+            began=context.began,
             step_seconds=self.step_seconds,
+            patience_seconds=lambda saved_seconds: self._patience_seconds(missing, saved_seconds),
         )
+
+    def _patience_seconds(self, missing: Iterable[str], saved_seconds: float) -> float:
+        """What a peer had in memory may come back with it, if it is only out of reach."""
+        if not frozenset[str]().union(*self._away.values()).issuperset(missing):
+            return 0.0
+        now = self._context.now
+        return self._absences.patience_seconds(now - self._away_since, saved_seconds, now)
 
     def _go_to(self, moment: Moment) -> None:
         """The state of ``moment`` is what the next plan loads."""
@@ -194,13 +204,14 @@ class Recovery:
 
     def _pause(self, wait: Wait) -> None:
         context = self._context
-        missing = context.uncovered()
-        gone = listed(sorted(self._away)) or "whoever has it on its disk"
-        context.reason = (
-            f"nobody here has the state of {self._layers(missing)} after step {context.committed}: waits up to "
-            f"{max(0.0, wait.until - context.now):.0f} s for {gone} to come back, then goes back to step "
-            f"{wait.otherwise.step}; {self._why}"
-        )
+        missing = f"nobody here has the state of {self._layers(context.uncovered())} after step {context.committed}"
+        if wait.otherwise is None:
+            what = "nor a snapshot to go back to: waits for whoever has one on its disk"
+        else:
+            seconds = wait.until - context.now
+            gone = listed(sorted(self._away))
+            what = f"waits up to {seconds:.0f} s for {gone} to come back, then goes back to step {wait.otherwise.step}"
+        context.reason = f"{missing}{', ' if wait.otherwise is None else ': '}{what}; {self._why}"
         if not self._paused:
             self._paused = True
             context.announce(PausedEvent(reason=context.reason))

@@ -2,26 +2,22 @@
 
 As long as everything that training changes is somewhere, in memory or on a disk, as of the step at which the run stands,
 nothing is lost. Else the run goes back to the newest snapshot that is complete among the peers that are here, and before the
-first one to the first values, which can always be made anew. Where that would cost much, and somebody may come back with what
-is missing, it pays to wait for a while: never longer than a part of what going back costs.
+first one to the first values, which can always be made anew. Nobody is waited for who has a later snapshot on its disk: the
+run does steps again meanwhile, and leaves for that snapshot the moment it is complete. But what peers hold in memory is dropped
+when a run goes back; where somebody may come back with it, it can pay to wait first (``absences``).
+
+A run that began at a snapshot in a store has no first values: where nothing is left to go back to, it waits for those who
+have a snapshot on their disks, as long as it pauses for anything.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from atoll.coordinator.run.snapshots import FIRST_VALUES, Moment, Snapshots
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatienceSettings:
-    """Going back costs ``worth_waiting_seconds`` of training or more: the run waits for ``share`` of that first, but for no
-    longer than ``longest_seconds``."""
-
-    worth_waiting_seconds: float = 60.0
-    share: float = 0.25
-    longest_seconds: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +27,10 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Somebody may come back with what is missing: wait until then."""
+    """Somebody may come back with what is missing: wait until then, and go to ``otherwise``. None: there is nothing else."""
 
     until: float
-    otherwise: Moment
+    otherwise: Moment | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,27 +45,27 @@ Decision: TypeAlias = GoOn | Wait | GoTo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """``stands`` is where the run stands, ``covered`` whether everything of that is with somebody who is here. ``hoped`` is the
-    latest moment that could be gone on from if everybody came back, ``since`` when the wait for that began."""
+    """``stands`` is where the run stands, ``covered`` whether everything of that is with somebody who is here. It ``began`` at
+    that step. ``patience_seconds(saved)`` is how long it pays to wait for what is missing, if that saves so many seconds; 0
+    where nobody can come back with it."""
 
     stands: Moment
     covered: bool
-    hoped: Moment
-    since: float
+    began: int
     step_seconds: float
+    patience_seconds: Callable[[float], float]
 
 
-def decide(situation: Situation, snapshots: Snapshots, patience: PatienceSettings, now: float) -> Decision:
+def decide(situation: Situation, snapshots: Snapshots, now: float) -> Decision:
     """What to do before the next plan is made."""
     newest = snapshots.newest_complete() or FIRST_VALUES
     if situation.covered:
         # Only a run that does steps again can find a snapshot that is ahead of it.
         return GoTo(moment=newest) if newest.step > situation.stands.step else GoOn()
-    until = situation.since + patience_seconds(situation.hoped.step - newest.step, situation.step_seconds, patience)
-    return Wait(until=until, otherwise=newest) if now < until else GoTo(moment=newest)
-
-
-def patience_seconds(num_steps: int, step_seconds: float, patience: PatienceSettings) -> float:
-    """How long to wait for somebody whose return saves ``num_steps`` steps from being done again."""
-    cost = num_steps * step_seconds
-    return 0.0 if cost < patience.worth_waiting_seconds else min(patience.share * cost, patience.longest_seconds)
+    if newest.step < situation.began:
+        hoped = snapshots.newest_complete(also_away=True)
+        possible = hoped is not None and hoped.step >= situation.began
+        return Wait(until=math.inf, otherwise=None) if possible else GoTo(moment=newest)
+    saved = (situation.stands.step - newest.step) * situation.step_seconds
+    patience = situation.patience_seconds(saved)
+    return Wait(until=now + patience, otherwise=newest) if patience > 0.0 else GoTo(moment=newest)

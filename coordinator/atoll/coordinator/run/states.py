@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from atoll.coordinator.run.absences import PatienceSettings
 from atoll.coordinator.run.broken_links import BrokenLinkSettings
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.restraint import RestraintSettings
-from atoll.coordinator.run.rollback import PatienceSettings
 from atoll.coordinator.run.schedule import LearningRateSchedule
 
 
