@@ -175,6 +175,9 @@ class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
                 encoded, _ = await self.sums.result(sent)
                 sent += 1
                 yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=encoded)
+            # hivemind closes the stream when this ends. If the member's end of its own was not read by then, the daemon meets a
+            # closed socket with it, resets the stream, and sums that are still on their way to the member are lost.
+            await asyncio.wait([taking], timeout=self._round.deadline_seconds)
         except RoundFailed:
             return  # the round has failed; whose fault it was is told otherwise
         finally:
