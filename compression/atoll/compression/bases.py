@@ -18,7 +18,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from atoll.compression.basis import Basis, Covariance, mean_basis_bytes, most_basis_bytes, widest_block
+from atoll.compression.basis import (
+    NARROWEST,
+    WIDEST,
+    Basis,
+    Covariance,
+    mean_basis_bytes,
+    most_basis_bytes,
+    widest_block,
+)
 from atoll.protocol.errors import MissingState, WireError
 
 _PIECE = struct.Struct("<IHIII")  # version, columns of a block; first byte, bytes here, bytes in all
@@ -30,6 +38,11 @@ _FEWEST_BYTES = 256  # of a piece
 _KEPT = 4  # a message may be as many versions late, having been damaged on the way
 
 _T = TypeVar("_T")
+
+
+def most_columns(num_rows: int, width: int) -> int:
+    """Columns of a block of any basis that messages of so many rows, or of fewer, have brought."""
+    return widest_block(_LATER_ROWS * num_rows, width, torch.float32)
 
 
 def most_shipped(num_rows: int, width: int, dtype: torch.dtype) -> int:
@@ -60,6 +73,7 @@ class _Arriving:
 
     widest: int
     total: int
+    num_rows: int = 0  # of the longest message that a piece came with
     pieces: dict[int, bytes] = field(default_factory=dict)
 
     def whole(self) -> bytes | None:
@@ -140,16 +154,21 @@ class ReceivedBases:
         self._whole: dict[int, Basis] = {}
         self._arriving: dict[int, _Arriving] = {}
 
-    def add(self, version: int, widest: int, first: int, total: int, piece: bytes, width: int) -> None:
-        """A piece of a basis; again or not. Raises WireError for one that does not belong to the others."""
+    def add(self, version: int, widest: int, first: int, total: int, piece: bytes, width: int, num_rows: int) -> None:
+        """A piece of a basis, with a message of so many rows; again or not. Raises WireError for one that does not belong to
+        the others, and for the last piece of one that no sender would make of such messages: it may be small, and what it
+        stands for large."""
         if version in self._whole:
             return
         arriving = self._arriving.setdefault(version, _Arriving(widest, total))
         if (arriving.widest, arriving.total) != (widest, total):
             raise WireError(f"pieces of basis {version} do not belong together")
         arriving.pieces[first] = piece
+        arriving.num_rows = max(arriving.num_rows, num_rows)
         data = arriving.whole()
         if data is not None:
+            if widest > most_columns(arriving.num_rows, width):
+                raise WireError(f"a basis of {width} columns in blocks of {widest} for {arriving.num_rows} rows")
             del self._arriving[version]
             self._whole[version] = Basis.from_bytes(memoryview(data), version, width, widest)
         _forget(self._whole, _KEPT)
@@ -178,18 +197,19 @@ class Bases:
             self.sent = SentBases()
         return self.sent
 
-    def read_piece(self, data: memoryview, width: int) -> memoryview:
-        """Takes the piece that ``data`` begins with and returns what follows it. Raises WireError for what is none."""
+    def read_piece(self, data: memoryview, width: int, num_rows: int) -> memoryview:
+        """Takes the piece that ``data`` of a message of so many rows begins with, and returns what follows it. Raises WireError
+        for what is none."""
         if data.nbytes < _PIECE.size:
             raise WireError(f"{data.nbytes} bytes cannot hold a piece of a basis")
         version, widest, first, length, total = _PIECE.unpack_from(data)
-        if not 1 <= widest <= width:
+        if not min(width, NARROWEST) <= widest <= min(width, WIDEST):
             raise WireError(f"a block of a basis of {width} columns cannot have {widest}")
         piece, rest = data[_PIECE.size : _PIECE.size + length], data[_PIECE.size + length :]
         if piece.nbytes != length or not length or first + length > total or total > most_basis_bytes(width, widest):
             raise WireError(f"a basis of {width} columns in blocks of {widest} has no bytes {first}+{length} of {total}")
         if self.sent is None:
-            self._received.add(version, widest, first, total, bytes(piece), width)
+            self._received.add(version, widest, first, total, bytes(piece), width, num_rows)
         return rest
 
     def find(self, version: int, width: int) -> Basis:

@@ -24,7 +24,7 @@ WIDEST = 512
 """Columns of a block, at most. Its rotation takes 2 x 512 operations a value, a twelfth of what one layer of a transformer of
 this width computes for it going forward; its eigen-decomposition takes some 20 ms of one core, where 1024 columns take 110."""
 
-_NARROWEST = 16
+NARROWEST = 16
 _MEMORY = 10  # messages, at least, that the covariance is a mean of
 _ROWS_A_COLUMN = 5  # rows, at least, that it is a mean of
 _SAMPLED_ROWS = 128  # of a message: adding them up takes a quarter of the time of rotating 512
@@ -206,4 +206,4 @@ def widest_block(num_rows: int, width: int, dtype: torch.dtype) -> int:
     half precision. Of a type that is no longer itself, half as many. Blocks of few columns are not worth it.
     """
     widest = min(WIDEST, width, num_rows if dtype.itemsize > 2 else num_rows // 2)
-    return widest if widest >= min(width, _NARROWEST) and width > 1 else 0
+    return widest if widest >= min(width, NARROWEST) and width > 1 else 0

@@ -159,7 +159,7 @@ class SparseCodec:
             raise WireError(f"{self.name} never encodes {dtype} of shape {list(shape)}")
         packed = tensor_from_bytes(data, torch.uint8, ((_PLACE_BYTES + _VALUE_BYTES) * count,))
         where, values = packed[: _PLACE_BYTES * count].view(torch.int64), packed[_PLACE_BYTES * count :].view(torch.float32)
-        if int(where[0]) < 0 or int(where[-1]) >= size or not bool((where.diff() > 0).all()):
+        if int(where[0]) < 0 or int(where[-1]) >= size or not bool((where[1:] > where[:-1]).all()):
             raise WireError(f"these are not {count} ascending places below {size}")
         return torch.zeros(size, dtype=dtype).index_copy_(0, where, values.to(dtype)).reshape(shape)
 

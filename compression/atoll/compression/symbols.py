@@ -164,6 +164,10 @@ class SymbolCoder:
         if not num_values:
             return torch.empty(0), rest
         try:
+            # A frame that says how long its contents are would be given as much, whatever is the most that was asked for.
+            said = zstandard.get_frame_parameters(compressed, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size
+            if said != zstandard.CONTENTSIZE_UNKNOWN:
+                raise WireError("symbols say how many they are, which no sender does")
             values = self._decompressor.decompress(compressed, max_output_size=num_values)
         except zstandard.ZstdError as error:
             raise WireError(f"symbols cannot be decompressed: {error}") from error

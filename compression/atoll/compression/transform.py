@@ -120,7 +120,7 @@ class TransformCodec:
         num_rows = num_elements(shape) // width
         mask, rest = _read_mask(rest, num_rows, flags)
         if flags & _PIECE:
-            rest = self._bases.read_piece(rest, width)
+            rest = self._bases.read_piece(rest, width, num_rows)
         count = num_rows if mask is None else int(mask.sum())
         basis = self._bases.find(version, width) if version else None
         values = self._symbols.decode(rest, count * width)

@@ -26,6 +26,7 @@ from atoll.protocol.samples import sample_numbers, samples_of
 _NEED_OF_KIND = {Kind.BATCH: Need.BATCH, Kind.ACTIVATION: Need.ACTIVATION, Kind.GRADIENT: Need.GRADIENT}
 _KIND_OF_NEED = {need: kind for kind, need in _NEED_OF_KIND.items()}
 _SIZE_PREFIX = "size:"
+_LARGEST_SIZE = 2.0**53  # beyond it, a number does not say which whole one it is
 COORDINATOR_STAGE = StageIndex(0)  # what a BATCH message has as its source
 
 
@@ -302,8 +303,12 @@ class StepRun:
 
 
 def bindings_of(numbers: Mapping[str, float]) -> dict[str, int]:
-    """The sizes sent with a batch, by symbol."""
-    return {name.removeprefix(_SIZE_PREFIX): int(value) for name, value in numbers.items() if name.startswith(_SIZE_PREFIX)}
+    """The sizes sent with a batch, by symbol. Raises WireError for one that is none."""
+    sizes = {name.removeprefix(_SIZE_PREFIX): value for name, value in numbers.items() if name.startswith(_SIZE_PREFIX)}
+    for name, value in sizes.items():
+        if not 0.0 <= value <= _LARGEST_SIZE or not value.is_integer():
+            raise WireError(f"a batch came with the size {name} = {value}")
+    return {name: int(value) for name, value in sizes.items()}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -34,6 +34,11 @@ _AUTHORITY_USAGE = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
+_UNREADABLE = (
+    *(ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What the library raises for what is not as it should be, the sooner or the later it looks."""
 _ENDS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
 
 
@@ -51,7 +56,7 @@ def key_of_pem(pem: bytes) -> Key:
     """Raises WireError for anything but such a key."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"this is no private key: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise WireError("this is a key of another kind than Atoll's")
@@ -63,11 +68,15 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def certificate_of_pem(pem: bytes) -> x509.Certificate:
-    """Raises WireError for anything but a certificate."""
+    """Raises WireError for anything but a certificate with a key that can be used."""
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+        certificate = x509.load_pem_x509_certificate(pem)
+        # The library reads these when they are asked for: what cannot be read is found here, and nowhere else.
+        _ = certificate.public_key(), certificate.subject, certificate.issuer, certificate.extensions
+        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    except _UNREADABLE as error:
         raise WireError(f"this is no certificate: {error}") from error
+    return certificate
 
 
 def key_digest(public: ec.EllipticCurvePublicKey) -> str:
@@ -124,7 +133,7 @@ def public_key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
     try:
         request = x509.load_der_x509_csr(data)
         public, signed = request.public_key(), request.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except _UNREADABLE as error:
         raise WireError(f"this is no signing request: {error}") from error
     if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
         raise WireError("a signing request for a key of another kind than Atoll's")
@@ -137,7 +146,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     """Whether ``authority`` signed it; dates are not looked at."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except _UNREADABLE:
         return False
     return True
 

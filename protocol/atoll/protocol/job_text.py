@@ -59,8 +59,9 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> None:
 
 
 def _parse(text: str, source: str) -> Any:
-    loader = _Loader(text)
+    loader: _Loader | None = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -71,8 +72,13 @@ def _parse(text: str, source: str) -> Any:
         raise JobError("", f"{source}{where} is not YAML: {error.problem}; check the indentation and the quotes") from error
     except yaml.YAMLError as error:
         raise JobError("", f"{source} is not YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise JobError("", f"{source} is nested too deeply; see docs/job-file.md for what it may hold") from error
+    except ValueError as error:  # a date or a number that there is none of
+        raise JobError("", f"{source} holds a value that cannot be: {error}; put it in quotes if it is text") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _refuse_repeated_keys(node: yaml.Node, path: tuple[str, ...], seen_nodes: set[int]) -> None:

@@ -111,6 +111,11 @@ class TensorHeader:
             order=self.order,
         )
 
+    @property
+    def raw_bytes(self) -> int:
+        """What the decoded tensor takes."""
+        return num_elements(self.shape) * self.dtype.itemsize
+
     @classmethod
     def from_proto(cls, proto: frames_pb2.TensorHeader) -> TensorHeader:
         """Raises WireError where the header contradicts itself."""
@@ -130,7 +135,7 @@ class TensorHeader:
             raise WireError(f"tensor {self.name[:64]!r} has {len(self.shape)} dimensions or too long a name")
         if self.order and sorted(self.order) != list(range(len(self.shape))):
             raise WireError(f"tensor {self.name!r}: memory order {list(self.order)} is none of {len(self.shape)} dimensions")
-        if self.codec == "raw" and self.num_bytes != num_elements(self.shape) * self.dtype.itemsize:
+        if self.num_bytes > self.raw_bytes or (self.codec == "raw" and self.num_bytes != self.raw_bytes):
             raise WireError(f"tensor {self.name!r}: {self.num_bytes} bytes announced for {self.dtype} of {list(self.shape)}")
 
 
@@ -222,6 +227,11 @@ class MessageHeader:
     checksum: int
     attempt: int = 0
     chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def raw_bytes(self) -> int:
+        """What all tensors take once they are decoded. Codecs may make little of much: a receiver bounds this, too."""
+        return sum(tensor.raw_bytes for tensor in self.tensors)
 
     def to_proto(self, number: int) -> frames_pb2.MessageHeader:
         """The header of message ``number``, with its own checksum."""

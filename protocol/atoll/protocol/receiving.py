@@ -171,8 +171,9 @@ class Assembler:
         return message
 
     def _check(self, header: MessageHeader) -> None:
-        if header.num_bytes > self._max_message_bytes:
-            raise Refusal(f"{header.num_bytes} bytes, the limit is {self._max_message_bytes}")
+        largest = max(header.num_bytes, header.raw_bytes)
+        if largest > self._max_message_bytes:
+            raise Refusal(f"{largest} bytes, the limit is {self._max_message_bytes}")
         limit = self._credit.get(header.key.kind)
         if limit is not None and self._held.get((header.key.generation, header.key.kind), 0) >= limit:
             raise Refusal(f"more than the {limit} messages that were granted")

@@ -149,7 +149,7 @@ def decode_header(text: bytes) -> Manifest:
             step=StepNumber(int(metadata["step"])),
             tensors=tuple(_entry(values) for values in json.loads(metadata["manifest"])),
         )
-    except (KeyError, TypeError, AttributeError, WireError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, WireError) as error:
         raise ValueError(f"its header is not that of a snapshot ({error})") from error
 
 
@@ -175,6 +175,9 @@ def _seal(metadata: Mapping[str, str]) -> str:
 
 def _entry(values: Any) -> TensorEntry:
     name, dtype, shape, order, begin, num_bytes, digest = values
+    texts, numbers = (name, dtype, digest), (begin, num_bytes, *shape, *order)
+    if not all(isinstance(text, str) for text in texts) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"an entry of its manifest is {values!r:.200}")
     entry = TensorEntry(
         name=name,
         dtype=dtype_from_name(dtype),
@@ -184,6 +187,8 @@ def _entry(values: Any) -> TensorEntry:
         num_bytes=num_bytes,
         digest=digest,
     )
-    if entry.num_bytes != num_elements(entry.shape) * entry.dtype.itemsize or entry.begin < 0:
+    if entry.num_bytes != num_elements(entry.shape) * entry.dtype.itemsize:
         raise ValueError(f"{name} has {num_bytes} bytes from {begin} on, for {dtype} of shape {list(shape)}")
+    if entry.order and sorted(entry.order) != list(range(len(entry.shape))):
+        raise ValueError(f"{name} has the memory order {list(order)} for {len(entry.shape)} dimensions")
     return entry

@@ -1,0 +1,1 @@
+"""Hostile input for everything that reads what another process or a person wrote."""
