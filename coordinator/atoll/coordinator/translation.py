@@ -36,6 +36,7 @@ _FAULTS: Mapping[int, FaultKind] = {
     session_pb2.Fault.FAULT_REFUSED_GRAPH: FaultKind.REFUSED_GRAPH,
     session_pb2.Fault.FAULT_MEMORY: FaultKind.MEMORY,
     session_pb2.Fault.FAULT_INTERNAL: FaultKind.INTERNAL,
+    session_pb2.Fault.FAULT_OUTLIER: FaultKind.OUTLIER,
 }
 MAX_HAND_OVER_SECONDS = 3600.0
 MAX_REASON_LENGTH = 1000  # a peer's words go into logs, events and other peers' screens

@@ -62,6 +62,10 @@ class Boundaries:
         """Other stages that hold a copy of a parameter of this one."""
         return frozenset(other for _, other in self._tied if other != self.stage)
 
+    def sensitive(self, source: StageIndex) -> tuple[ValueReference, ...]:
+        """The values in an ACTIVATION message from ``source`` that a gradient goes back for: never a mask with infinities."""
+        return tuple(item.value for item in self._receives[source] if item.differentiable)
+
     def activation(self, target: StageIndex, sends: Mapping[ValueReference, torch.Tensor]) -> NamedTensors:
         """The tensors of the ACTIVATION message for ``target``, out of a forward's results."""
         return tuple((value_name(item.value), sends[item.value].detach()) for item in self._sends[target])

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from atoll.protocol.errors import AtollError, GraphRefused, LinkError, NumericalFault, ResourceError, WireError
+from atoll.protocol.errors import AtollError, GraphRefused, Implausible, LinkError, NumericalFault, ResourceError, WireError
 from atoll.protocol.ids import PeerId
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import session_pb2
@@ -22,6 +22,7 @@ class FaultKind(IntEnum):
     REFUSED_GRAPH = session_pb2.Fault.FAULT_REFUSED_GRAPH
     MEMORY = session_pb2.Fault.FAULT_MEMORY
     INTERNAL = session_pb2.Fault.FAULT_INTERNAL
+    OUTLIER = session_pb2.Fault.FAULT_OUTLIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ def fault_of(error: BaseException, *, doing: str, sender: PeerId | None = None) 
         case LinkError():
             kind = FaultKind.CORRUPT if error.corrupt else FaultKind.LINK
             return Fault(kind=kind, reason=str(error), accused=None if error.peer == COORDINATOR else error.peer)
+        case Implausible():
+            return Fault(kind=FaultKind.OUTLIER, reason=str(error), accused=error.peer)
         case WireError():
             return Fault(kind=FaultKind.CORRUPT, reason=f"{doing}: {error}", accused=sender)
         case ResourceError():

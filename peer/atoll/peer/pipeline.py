@@ -49,6 +49,7 @@ from atoll.peer.mailbox import Mailbox
 from atoll.peer.measurement_cache import MeasurementCache
 from atoll.peer.measuring_queue import MeasuringQueue
 from atoll.peer.memory_use import MemoryUse
+from atoll.peer.plausibility import Plausibility
 from atoll.peer.snapshot_writer import SnapshotWriter
 from atoll.peer.stage import Stage, StageSettings
 from atoll.peer.step import COORDINATOR_STAGE, Phase, StepRun, StepSurroundings
@@ -88,6 +89,7 @@ class Pipeline:
         self._stage: Stage | None = None
         self._boundaries: Boundaries | None = None
         self._mailbox = Mailbox()
+        self._plausibility = Plausibility()
         self._generation = Generation(0)
         self._step = StepNumber(0)
         self._committed = StepNumber(0)
@@ -250,6 +252,7 @@ class Pipeline:
                 notify=self._with.notify,
                 clock=self._with.clock,
                 chaos=self._with.chaos,
+                plausibility=self._plausibility,
             ),
         )
 
@@ -271,6 +274,7 @@ class Pipeline:
         if self._with.snapshots is not None:
             self._with.snapshots.wait_until_read()
         stage.commit(command.clip_factor, command.learning_rate)
+        self._plausibility.committed()
         self._committed = command.step
         self._end_step(run.start)
         if command.snapshot:
@@ -355,6 +359,7 @@ class Pipeline:
         self._abandon()
         self._stage, self._boundaries, self._assignment = None, None, None
         self._kept = KeptState()
+        self._plausibility = Plausibility()
 
     def _hand_out(self, command: HandOutState) -> None:
         if self._stage is None:
@@ -365,6 +370,7 @@ class Pipeline:
     def _abandon(self) -> None:
         """Drops the step, so that its memory is free at once."""
         self._run = None
+        self._plausibility.dropped()
         if self._stage is not None:
             self._stage.void()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,11 +13,13 @@ import torch
 from atoll.peer.boundaries import Boundaries, NamedTensors, Values
 from atoll.peer.events import BeginStep, Consumed, GradientsReady, MicrobatchLoss, Notice, Reported
 from atoll.peer.mailbox import Mailbox
+from atoll.peer.plausibility import Plausibility
 from atoll.peer.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage import MicrobatchInput, Stage
 from atoll.peer.timeline import Timeline
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.fault_points import FaultPoints
+from atoll.protocol.graph import ValueReference
 from atoll.protocol.groups import Group
 from atoll.protocol.ids import MicrobatchIndex, PeerId, StageIndex
 from atoll.protocol.messages import Kind, Message, MessageKey
@@ -53,6 +55,7 @@ class StepSurroundings:
     notify: Callable[[Notice], None]
     clock: Callable[[], float]
     chaos: FaultPoints = field(default_factory=FaultPoints)
+    plausibility: Plausibility = field(default_factory=Plausibility)
 
 
 class StepRun:
@@ -167,7 +170,9 @@ class StepRun:
         for source in sorted(boundaries.activation_sources):
             sender, message = self._take(Kind.ACTIVATION, index, source)
             with _blaming(sender):
-                received |= boundaries.read_activation(source, message.tensors, bindings)
+                values = boundaries.read_activation(source, message.tensors, bindings)
+            self._look_at(Kind.ACTIVATION, sender, values, boundaries.sensitive(source))
+            received |= values
         result = self._with.stage.forward(
             MicrobatchInput(
                 index=index,
@@ -193,10 +198,17 @@ class StepRun:
         for source in sorted(boundaries.gradient_sources):
             sender, message = self._take(Kind.GRADIENT, index, source)
             with _blaming(sender):
-                gradients |= boundaries.read_gradient(source, message.tensors, bindings)
+                values = boundaries.read_gradient(source, message.tensors, bindings)
+            self._look_at(Kind.GRADIENT, sender, values, values)
+            gradients |= values
         results = self._with.stage.backward(index, gradients)
         for target in sorted(boundaries.gradient_targets):
             self._send(Kind.GRADIENT, index, target, boundaries.gradient(target, results))
+
+    def _look_at(self, kind: Kind, sender: PeerId | None, values: Values, only: Iterable[ValueReference]) -> None:
+        """Raises Implausible for what no honest stage would send."""
+        assert sender is not None, "only peers send what is computed"
+        self._with.plausibility.check(kind, sender, values, only)
 
     def _end_of_work(self) -> None:
         if self.start.evaluation:

@@ -10,6 +10,7 @@
     │   ├── CorruptMessage  a message whose checksum or size disagrees with its header
     │   └── MissingState    a message that another one must be decoded before
     ├── LinkError           a neighbour that cannot be reached, went silent, or keeps sending corrupt messages
+    ├── Implausible     a neighbour's values that no honest stage would send: refused
     ├── RoundFailed         replicas that could not average: whom the others waited for
     ├── SessionError        the coordinator refused this peer, or cannot be reached
     ├── IdentityRefused     a token or certificate that is not believed, or does not allow what is asked
@@ -99,6 +100,14 @@ class LinkError(AtollError):
         super().__init__(f"link to {peer}: {message}")
         self.peer = peer
         self.corrupt = corrupt
+
+
+class Implausible(AtollError):
+    """What ``peer`` sent is intact, and is not taken: such values cannot come of the training so far."""
+
+    def __init__(self, peer: PeerId, message: str) -> None:
+        super().__init__(f"{message}; refused from {peer}")
+        self.peer = peer
 
 
 class RoundFailed(AtollError):

@@ -216,8 +216,8 @@ async def test_a_run_that_blows_up_ends_after_three_void_steps_and_says_why(tmp_
     job = tiny_job(tmp_path, optimizer={"name": "sgd", "learning_rate": 1e30}, clip_norm=None)
     async with coordinated(job, tmp_path / "state") as run:
         outcome = await run.ended()
-    assert "was void 3 times in a row, because of peer-" in outcome.reason
-    assert "lower training.optimizer.learning_rate" in outcome.reason
+    assert "was void 3 times in a row, seen first by peer-" in outcome.reason
+    assert "the training diverges, which no peer is to blame for: lower training.optimizer.learning_rate" in outcome.reason
     assert [event.step for event in run.told(VoidEvent)] == [2, 2, 2]
 
 

@@ -140,7 +140,9 @@ def test_a_peer_that_comes_late_is_a_spare_and_its_loss_is_only_noted() -> None:
     assert state(swarm) is RunState.FINISHED
 
 
-@pytest.mark.parametrize("kind", [FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL])
+@pytest.mark.parametrize(
+    "kind", [FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL, FaultKind.OUTLIER]
+)
 def test_a_fault_voids_the_step_everywhere_and_it_runs_again(kind: FaultKind) -> None:
     swarm = make_swarm(steps=2)
     swarm.start("a", "b")
@@ -181,7 +183,7 @@ def test_a_step_that_is_void_three_times_in_a_row_ends_the_run() -> None:
         swarm.answer_all(lambda event: isinstance(event, PeerVoided))
         fault(swarm, B, FaultKind.NOT_FINITE)
     assert swarm.ended is not None
-    assert "step 1 was void 3 times in a row, because of b (stage 1): it saw a NaN" in swarm.ended.reason
+    assert "step 1 was void 3 times in a row, seen first by b (stage 1): it saw a NaN" in swarm.ended.reason
     assert "learning_rate" in swarm.ended.reason
 
 

@@ -219,12 +219,14 @@ def test_two_that_wait_for_each_other_have_a_bad_link_and_neither_is_blamed_alon
     assert swarm.machine.context.links.trouble_since is not None
 
 
-@pytest.mark.parametrize("kind", ["damaged", "stuck"])
+@pytest.mark.parametrize("kind", ["damaged", "refused", "stuck"])
 def test_a_peer_that_spoils_steps_again_and_again_is_left_out(kind: str) -> None:
     swarm = training("a", "b", "c")
     for attempt in range(2):
         if kind == "damaged":
             fault(swarm, A, FaultKind.CORRUPT, B)
+        elif kind == "refused":
+            fault(swarm, A, FaultKind.OUTLIER, B)
         else:
             swarm.answers = [event for event in swarm.answers if getattr(event, "peer", None) != B]
             swarm.answer_all(lambda event: isinstance(event, StageReported | BatchPrepared))
@@ -262,3 +264,24 @@ def test_a_lack_of_memory_is_waited_out_for_long_and_tried_only_with_others() ->
     swarm.pass_time(1.0)
     finish(swarm)
     assert len(told(swarm, ResumedEvent)) == 1
+
+
+def test_where_two_peers_come_to_values_that_are_refused_neither_is_blamed() -> None:
+    swarm = training("a", "b", "c")
+    fault(swarm, A, FaultKind.OUTLIER, B)
+    drop_and_begin_again(swarm)
+    fault(swarm, B, FaultKind.OUTLIER, A)
+    assert swarm.ended is not None
+    assert "the training diverges" in swarm.ended.reason
+    assert "learning_rate" in swarm.ended.reason
+
+
+def test_refusals_of_different_steps_say_nothing_of_each_other() -> None:
+    swarm = training("a", "b", "c")
+    fault(swarm, A, FaultKind.OUTLIER, B)
+    drop_and_begin_again(swarm)
+    commit(swarm)
+    fault(swarm, B, FaultKind.OUTLIER, A)
+    drop_and_begin_again(swarm)
+    assert swarm.ended is None
+    finish(swarm)

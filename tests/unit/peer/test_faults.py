@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atoll.peer.faults import FaultKind, fault_of
-from atoll.protocol.errors import GraphRefused, LinkError, NumericalFault, ResourceError, SessionError, WireError
+from atoll.protocol.errors import GraphRefused, Implausible, LinkError, NumericalFault, ResourceError, SessionError, WireError
 from atoll.protocol.ids import PeerId, StageIndex, StepNumber
 from atoll.protocol.transfer import COORDINATOR
 from atoll.protocol.v1 import session_pb2
@@ -23,6 +23,7 @@ BOB = PeerId("bob")
         (LinkError(BOB, "damaged", corrupt=True), FaultKind.CORRUPT, BOB),
         (LinkError(COORDINATOR, "the disk is full"), FaultKind.LINK, None),
         (WireError("nonsense"), FaultKind.CORRUPT, None),
+        (Implausible(BOB, "much too large"), FaultKind.OUTLIER, BOB),
         (MemoryError(), FaultKind.MEMORY, None),
         (torch.OutOfMemoryError("CUDA out of memory"), FaultKind.MEMORY, None),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), FaultKind.MEMORY, None),

@@ -24,7 +24,9 @@ from atoll.coordinator.run.states import Phase
 from atoll.coordinator.run.step import OpenStep
 from atoll.protocol.ids import PeerId, StepNumber
 
-CURE_NOT_FINITE = "; lower training.optimizer.learning_rate or set training.clip_norm"
+CURE_NOT_FINITE = (
+    "; the training diverges, which no peer is to blame for: lower training.optimizer.learning_rate or set training.clip_norm"
+)
 
 
 class StepCycle:
@@ -105,7 +107,9 @@ class StepCycle:
         self.announce_void(reason, peer)
         self.voids_in_a_row += int(counts)
         if counts and self.voids_in_a_row >= context.settings.max_voids:
-            whose = f"because of {context.described(peer)}: " if peer is not None else ""
+            # What is not finite is seen by some stage first, which need not be where it comes from.
+            begins = "seen first by" if cure == CURE_NOT_FINITE else "because of"
+            whose = f"{begins} {context.described(peer)}: " if peer is not None else ""
             what = "the evaluation after step" if self.open.evaluation else "step"
             context.fail(f"{what} {step} was void {self.voids_in_a_row} times in a row, {whose}{reason}{cure}")
             return

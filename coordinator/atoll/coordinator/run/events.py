@@ -27,6 +27,7 @@ class FaultKind(StrEnum):
     REFUSED_GRAPH = "refused graph"
     MEMORY = "memory"
     INTERNAL = "internal"
+    OUTLIER = "outlier"
 
 
 class StorePurpose(StrEnum):

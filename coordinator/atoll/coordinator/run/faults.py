@@ -14,7 +14,7 @@ from atoll.coordinator.run.states import Phase, RunState
 from atoll.coordinator.run.troubles import Troubles
 from atoll.protocol.ids import PeerId
 
-TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL})
+TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL, FaultKind.OUTLIER})
 """Faults that running the step again may cure; the others come again."""
 
 
@@ -47,7 +47,7 @@ class Faults:
             self._out_of_memory(event)
         elif event.fault not in TRANSIENT:
             context.fail(f"{context.described(blamed)} cannot run its stage: {event.reason}")
-        elif event.fault is FaultKind.CORRUPT and context.phase is not Phase.STORING and self._damaged(blamed, event.reason):
+        elif self._is_dealt_with(event, blamed):
             pass
         elif self._is_about_a_link(event):
             self._troubles.link_failed(event.peer, blamed, event.reason)
@@ -74,6 +74,12 @@ class Faults:
         lowered = context.roster.lower_memory(event.peer, limit, context.settings.max_shortages)
         after = f"is planned with {format_bytes(lowered)} from now on" if lowered else "is left out of plans from now on"
         self._fall_back(f"{context.described(event.peer)} ran out of memory and {after}: {event.reason}")
+
+    def _is_dealt_with(self, event: FaultReported, sender: PeerId) -> bool:
+        """Whether what was sent had the plan left, or the run end."""
+        if event.fault is FaultKind.CORRUPT and self._context.phase is not Phase.STORING:
+            return self._damaged(sender, event.reason)
+        return event.fault is FaultKind.OUTLIER and self._troubles.outlier(sender, event.reason)
 
     def _is_about_a_link(self, event: FaultReported) -> bool:
         context = self._context

@@ -1,5 +1,5 @@
-"""Peers that keep a run from going on although they are here: what they send arrives damaged, or they never come to an end. A
-part of the state machine; pure."""
+"""Peers that keep a run from going on although they are here: what they send arrives damaged or cannot be true, or they never
+come to an end. A part of the state machine; pure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Offence(StrEnum):
     """What a peer did, for a sentence that begins with "it"."""
 
     DAMAGED = "sends messages that arrive damaged, again and again"
+    OUTLIER = "sends values that are far from all before, again and again"
     STUCK = "does not come to the end of its steps"
 
 

@@ -10,12 +10,15 @@ from collections.abc import Callable
 
 from atoll.coordinator.planning.avoidance import describe
 from atoll.coordinator.run.context import RunContext
-from atoll.coordinator.run.cycle import StepCycle
+from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
 from atoll.coordinator.run.events import FaultReported
 from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run.suspects import Offence, Suspects
 from atoll.coordinator.run.waiting import stuck_pair, waiting
 from atoll.protocol.ids import PeerId
+
+_CURE = "see to its memory and its network"
+_CURES = {Offence.OUTLIER: "see whom it belongs to and to its memory, and whether the loss grows"}
 
 
 class Troubles:
@@ -27,6 +30,8 @@ class Troubles:
         self._fall_back = fall_back
         self._suspects = Suspects()
         self._committed = context.committed
+        self._refused_after = context.committed
+        self._refused: PeerId | None = None
 
     def settle(self) -> None:
         """After every event: a commit says that things go well."""
@@ -66,6 +71,21 @@ class Troubles:
         """A peer's messages arrived damaged. True when the plan was left because of it."""
         return self._leave_out(sender, Offence.DAMAGED, reason)
 
+    def outlier(self, sender: PeerId, reason: str) -> bool:
+        """A peer's values were refused: they are far from all before. True when the plan was left, or the run ended, because of
+        it. Where another peer then comes to such values at the same step, it is the training that leads there."""
+        context = self._context
+        earlier = self._refused if self._refused_after == context.committed else None
+        self._refused_after, self._refused = context.committed, sender
+        if earlier is not None and earlier != sender:
+            context.fail(
+                f"after step {context.committed} the values of {context.described(earlier)} were refused, and then those of "
+                f"{context.described(sender)}: that two peers come to them says that neither is to blame ({reason})"
+                f"{CURE_NOT_FINITE}"
+            )
+            return True
+        return self._leave_out(sender, Offence.OUTLIER, reason)
+
     def step_overdue(self) -> None:
         """The open step took too long: blame whom the others wait for, or the link between two who wait for each other."""
         context, cycle = self._context, self._cycle
@@ -89,7 +109,7 @@ class Troubles:
             return False
         who = context.described(peer)
         self._cycle.announce_void(reason, peer)
-        why = f"left out of plans, for it {offence}; see to its memory and its network, then let it join again"
+        why = f"left out of plans, for it {offence}; {_CURES.get(offence, _CURE)}, then let it join again"
         context.announce(*context.roster.leave_out(peer, why))
         self._fall_back(f"{who} is left out of plans from now on, for it {offence}: {reason}")
         return True

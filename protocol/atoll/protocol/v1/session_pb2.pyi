@@ -238,6 +238,7 @@ class Fault(_message.Message):
         FAULT_REFUSED_GRAPH: _ClassVar[Fault.FaultKind]
         FAULT_MEMORY: _ClassVar[Fault.FaultKind]
         FAULT_INTERNAL: _ClassVar[Fault.FaultKind]
+        FAULT_OUTLIER: _ClassVar[Fault.FaultKind]
     FAULT_UNSPECIFIED: Fault.FaultKind
     FAULT_NOT_FINITE: Fault.FaultKind
     FAULT_LINK: Fault.FaultKind
@@ -245,6 +246,7 @@ class Fault(_message.Message):
     FAULT_REFUSED_GRAPH: Fault.FaultKind
     FAULT_MEMORY: Fault.FaultKind
     FAULT_INTERNAL: Fault.FaultKind
+    FAULT_OUTLIER: Fault.FaultKind
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
