@@ -28,7 +28,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "coordinator", "peer", "protocol", "compression")]
     from atoll.peer.averaging.averager import Member, Round
     from atoll.protocol.ids import PeerId
-    from support.averaging_member import round_line
+    from support.averaging_member import expect_line, round_line
 
     hosts = hosts_of_environment() or [LOOPBACK]
     processes = Processes(Path(tempfile.mkdtemp(prefix="atoll-benchmark-averaging-")))
@@ -40,6 +40,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             replicas.append(processes.start(f"replica-{index}", host, [member, "--host", host.address], stdin=subprocess.PIPE))
         said = [_answer(replica, processes) for replica in replicas]
         members = tuple(Member(peer=PeerId(f"replica-{index}"), address=one["address"]) for index, one in enumerate(said))
+        for replica in replicas:
+            assert replica.stdin is not None
+            replica.stdin.write(expect_line(member.address for member in members).decode())
+            replica.stdin.flush()
+            _answer(replica, processes)
         whole = Round(key="benchmark", members=members, own=0, codec=options.codec)
         for own, replica in enumerate(replicas):
             assert replica.stdin is not None

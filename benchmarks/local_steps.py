@@ -18,9 +18,9 @@ import time
 import torch
 from torch import Tensor, nn
 
-from atoll.peer.averaging.local_steps import LocalSteps, OuterOptimizer, mean_change
 from cut_subjects import Data, open_data
 from cut_training import Training
+from outer_step import LocalSteps, OuterOptimizer, mean_change
 
 
 class Replica:
@@ -88,7 +88,6 @@ def run(training: Training, data: Data, *, settings: LocalSteps, count: int, see
         if every > 1 and (settings.is_outer(step + 1) or step + 1 == training.steps):
             mean = mean_change([outer.change(replica.weights()) for replica in replicas], [1] * count)
             weights = outer.step(mean)
-            outer.commit()
             for replica in replicas:
                 replica.put(weights)
     size = sum(parameter.numel() for parameter in replicas[0].network.parameters())

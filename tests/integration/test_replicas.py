@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.coordinator.events import EvaluationEvent, FinishedEvent, PlanEvent, StepEvent
+from atoll.protocol import hive
 from atoll.protocol.errors import PlacementError
-from atoll.protocol.job import Job
+from atoll.protocol.hive import hivemind_is_here
+from atoll.protocol.job import AveragingSection, Job
 from support.coordinated import coordinated
 from support.jobs import TOKENS, encoder_decoder_job, gpt_job, resnet_job
+from support.marks import release
 from support.outcomes import watched_snapshots
 from support.placements import Placement, ScriptedPlacements, placed
 from support.reference import Trained, train_plainly
@@ -104,6 +107,60 @@ async def test_two_runs_have_the_same_bits_and_dropout_the_same_masks(tmp_path: 
     assert all(torch.equal(value, second.state[name]) for name, value in first.state.items())
     alone, _, _ = await train(dropout(tmp_path), tmp_path / "alone", placed((A, 1)), monkeypatch)
     assert first.losses == pytest.approx(alone.losses, rel=1e-5), "masks do not depend on who has the microbatch"
+
+
+def averaged(job: Job, **averaging: str) -> Job:
+    return job.model_copy(update={"averaging": AveragingSection(**averaging)})  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+@pytest.mark.skipif(not hivemind_is_here(), reason="hivemind has no wheel for this platform")
+async def test_hivemind_brings_the_same_bits_as_our_own_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    placement = LAYOUTS["two of the first"]
+    links, _, _ = await train(plain(tmp_path), tmp_path / "links", placement, monkeypatch)
+    hivemind, _, held = await train(averaged(plain(tmp_path), transport="hivemind"), tmp_path / "hive", placement, monkeypatch)
+    assert links.losses == hivemind.losses
+    assert all(torch.equal(value, hivemind.state[name]) for name, value in links.state.items())
+    assert_alike(held)
+    assert not [record for record in caplog.records if "links" in record.message], "the second run used hivemind's connections"
+
+
+@pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+@pytest.mark.skipif(not hivemind_is_here(), reason="hivemind has no wheel for this platform")
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        {"compression": "powersgd-4"},
+        release({"transport": "hivemind", "compression": "fp16"}),
+        release({"transport": "hivemind", "compression": "int8"}),
+        release({"transport": "hivemind", "compression": "powersgd-4"}),
+    ],
+    ids=lambda averaging: "-".join(averaging.values()),
+)
+async def test_compressed_gradients_leave_replicas_alike_and_close_to_one_process(
+    averaging: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train_plainly(plain(tmp_path), tmp_path / "plain")
+    placement = LAYOUTS["three of the only one"]
+    trained, _, held = await train(averaged(plain(tmp_path), **averaging), tmp_path / "run", placement, monkeypatch)
+    assert_alike(held)
+    assert trained.losses == pytest.approx(expected.losses, rel=2e-2)
+    assert any(not torch.equal(value, expected.state[name]) for name, value in trained.state.items()), "bits were lost"
+    again, _, _ = await train(averaged(plain(tmp_path), **averaging), tmp_path / "again", placement, monkeypatch)
+    assert again.losses == trained.losses
+
+
+async def test_where_hivemind_is_missing_the_links_are_used_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hive, "hivemind_is_here", lambda: False)
+    job = averaged(plain(tmp_path), transport="hivemind")
+    _, _, held = await train(job, tmp_path / "run", LAYOUTS["two of the first"], monkeypatch)
+    assert_alike(held)
+    assert "pip install" in caplog.text
+    assert "gradients are summed over the peers' own links: peer-0, peer-1 cannot use hivemind" in caplog.text
 
 
 async def test_a_stage_whose_buffers_change_has_no_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A process that is a member of rounds: ``[--host HOST] [--die-after PARTS | --freeze-after PARTS]``.
 
-It prints its address, as JSON, then reads a round a line and prints what came of each, until its input ends.
+It prints its address, as JSON, then reads whom to expect, and a round a line, and prints what came of each, until its input
+ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -39,13 +41,23 @@ def round_line(round: Round, *, seed: int, count: int, repeat: int = 1) -> bytes
     return (json.dumps({"round": asdict(round), "seed": seed, "count": count, "repeat": repeat}) + "\n").encode()
 
 
+def expect_line(addresses: Iterable[str]) -> bytes:
+    """What to write to a member's standard input before the first round: where the others are."""
+    return (json.dumps({"expect": list(addresses)}) + "\n").encode()
+
+
 async def main(options: argparse.Namespace) -> None:
     averager = await HivemindAverager.start(HivePlace(host=options.host))
     _say({"address": averager.address, "hive": averager.hive.pid, "folder": str(averager.hive.folder)})
     _sabotage(options)
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            _say(await _outcome(averager, json.loads(line)))
+            wanted = json.loads(line)
+            if "expect" in wanted:
+                averager.expect(wanted["expect"])
+                _say({})
+            else:
+                _say(await _outcome(averager, wanted))
     finally:
         await averager.close()
 

@@ -60,7 +60,7 @@ def make_offer(name: str, memory_bytes: int = GB) -> PeerOffer:
     return PeerOffer(name=PeerId(name), flops_per_second=1e9, memory_bytes=memory_bytes)
 
 
-def make_plan(peers: Iterable[PeerId], num_stages: int, replicas: int = 1) -> Plan:
+def make_plan(peers: Iterable[PeerId], num_stages: int, replicas: int = 1, turns: int = MICROBATCHES) -> Plan:
     """The first peers have a stage each; where there are more, those after them are second replicas, and so on."""
     names = list(peers)
     groups = [tuple(names[stage::num_stages])[:replicas] for stage in range(min(num_stages, len(names)))]
@@ -75,7 +75,7 @@ def make_plan(peers: Iterable[PeerId], num_stages: int, replicas: int = 1) -> Pl
             memory_bytes=1000,
             microbatch_seconds=0.1,
             sent_bytes=8,
-            deal=deal([1.0] * len(group), MICROBATCHES),
+            deal=deal([1.0] * len(group), turns),
         )
         for index, group in enumerate(groups)
     )
@@ -86,7 +86,15 @@ def make_plan(peers: Iterable[PeerId], num_stages: int, replicas: int = 1) -> Pl
 class SimulatedSwarm:
     """``answers`` are the honest answers to what the machine asked, not yet given; tests give them in any order."""
 
-    def __init__(self, settings: RunSettings, *, most_stages: int = 2, replicas: int = 1, memory_needed: int = 0) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        most_stages: int = 2,
+        replicas: int = 1,
+        turns: int = MICROBATCHES,
+        memory_needed: int = 0,
+    ) -> None:
         self.now = 0.0
         self.machine = RunMachine(settings, self.now)
         self.answers: list[RunEvent] = []
@@ -102,6 +110,7 @@ class SimulatedSwarm:
         self.moves_pay = True
         self._most_stages = most_stages
         self._replicas = replicas
+        self._turns = turns
         self._memory_needed = memory_needed
 
     def give(self, event: RunEvent) -> tuple[Instruction, ...]:
@@ -251,7 +260,7 @@ class SimulatedSwarm:
         if not self.moves_pay or len(names) < self._most_stages:
             return MoveJudged(since=instruction.since, reason="it does not pay", look=instruction.look)
         rotated = [*names[1:], names[0]] if names == list(instruction.plan.peers) else names
-        plan = make_plan(rotated, self._most_stages, self._replicas)
+        plan = make_plan(rotated, self._most_stages, self._replicas, self._turns)
         made = PlanMade(generation=instruction.since, plan=plan, summaries=summaries_of(plan), names=names_of(plan))
         return MoveJudged(since=instruction.since, reason="it pays", proposed=made, look=instruction.look)
 
@@ -262,7 +271,7 @@ class SimulatedSwarm:
         usable = tuple(offer.name for offer in instruction.peers if offer.memory_bytes > 0)
         if not usable:
             return PlanRefused(generation=instruction.generation, peers=names, reason="nobody has memory")
-        plan = make_plan(usable, self._most_stages, self._replicas)
+        plan = make_plan(usable, self._most_stages, self._replicas, self._turns)
         summaries = summaries_of(plan)
         return PlanMade(generation=instruction.generation, plan=plan, summaries=summaries, names=names_of(plan))
 

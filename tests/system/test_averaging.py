@@ -20,7 +20,7 @@ import torch
 from atoll.peer.averaging.averager import Member, Round, weighted_sum
 from atoll.protocol.hive import hivemind_is_here
 from atoll.protocol.ids import PeerId
-from support.averaging_member import digest, round_line, values_of
+from support.averaging_member import digest, expect_line, round_line, values_of
 from support.marks import release
 from support.swarm import environment
 from support.waiting import assert_eventually
@@ -50,6 +50,10 @@ class Group:
             self.members.append(Member(peer=PeerId(f"peer-{index}"), address=answer["address"]))
             self.hives.append(answer["hive"])
             self.folders.append(Path(answer["folder"]))
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(expect_line(member.address for member in self.members))
+        await asyncio.gather(*(self.answer(index) for index in range(len(self.processes))))
 
     async def answer(self, index: int) -> dict[str, Any]:
         """A process's next line."""

@@ -11,6 +11,7 @@ import pytest
 
 from atoll.protocol.hive import hivemind_is_here
 from support.command import Command, started
+from support.marks import release
 from support.swarm import write_job
 
 pytestmark = [
@@ -31,8 +32,10 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-async def test_a_peer_finds_a_run_by_its_name_and_finds_it_again(tmp_path: Path) -> None:
-    job, state = write_job(tmp_path, **JOB), tmp_path / "state"
+@pytest.mark.parametrize("secure", [True, release(False)], ids=["with a token", "in plain text"])
+async def test_a_peer_finds_a_run_by_its_name_and_finds_it_again(secure: bool, tmp_path: Path) -> None:
+    job, state, invitation = write_job(tmp_path, **JOB), tmp_path / "state", tmp_path / "invitation"
+    how = ("--invite-to", invitation) if secure else ("--insecure",)
     async with started("atoll.coordinator", "dht") as meeting_place:
         node = (await meeting_place.says("/p2p/")).strip()
 
@@ -42,7 +45,7 @@ async def test_a_peer_finds_a_run_by_its_name_and_finds_it_again(tmp_path: Path)
                 state,
                 "--listen",
                 f"127.0.0.1:{free_port()}",
-                "--insecure",
+                *how,
                 "--dht",
                 "--initial-peers",
                 node,
@@ -52,7 +55,8 @@ async def test_a_peer_finds_a_run_by_its_name_and_finds_it_again(tmp_path: Path)
 
         async with coordinate() as first:
             await first.says("peers find this run with `atoll-peer join --run tale --initial-peers /ip4/")
-            words = ("join", "--run", "tale", "--initial-peers", node, "--name", "ann", "--threads", "1", "--insecure")
+            own = ("--token", invitation.read_text().strip()) if secure else ("--insecure",)
+            words = ("join", "--run", "tale", "--initial-peers", node, "--name", "ann", "--threads", "1", *own)
             async with started("atoll.peer", *words, "--cache", tmp_path / "cache") as peer:
                 await first.event("step")
                 first.kill()

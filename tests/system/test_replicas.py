@@ -11,22 +11,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atoll.protocol.hive import hivemind_is_here
 from support.churn import Ran, kill, run_swarm
 from support.swarm import write_job
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 STEPS = 8
+LONGEST_SECONDS = 400.0
 FIRST, SECOND = ["peer-1", "peer-2"], ["peer-3", "peer-4", "peer-5"]
 WORDS = ("--peers", str(len(FIRST) + len(SECOND)))
 
 
-def replicated_job(folder: Path) -> Path:
+def replicated_job(folder: Path, **averaging: str) -> Path:
     """Two and three replicas, and a snapshot after every step, which shows what each of them holds."""
     training = {"steps": STEPS, "batch": 6, "microbatch": 1, "evaluate_every": 4, "clip_norm": 1.0}
     durability = {"snapshot_every": 1, "copies": 0}
     plan = {"pin": {0: FIRST, 1: SECOND}}
-    return write_job(folder, training=training, durability=durability, network={"compression": "raw"}, plan=plan)
+    return write_job(
+        folder, training=training, durability=durability, network={"compression": "raw"}, plan=plan, averaging=averaging
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,12 @@ def calm() -> list[tuple[Path, Ran]]:
 
 async def undisturbed(folder: Path, calm: list[tuple[Path, Ran]]) -> tuple[Path, Ran]:
     if not calm:
-        calm.append((folder / "calm", await run_swarm(folder / "calm", replicated_job(folder), [], *WORDS)))
+        calm.append(
+            (
+                folder / "calm",
+                await run_swarm(folder / "calm", replicated_job(folder), [], *WORDS, within_seconds=LONGEST_SECONDS),
+            )
+        )
     return calm[0]
 
 
@@ -66,8 +75,29 @@ async def undisturbed(folder: Path, calm: list[tuple[Path, Ran]]) -> tuple[Path,
 async def test_the_others_go_on_without_a_lost_replica(
     tmp_path: Path, calm: list[tuple[Path, Ran]], faults: list[dict[str, Any]]
 ) -> None:
+    await assert_goes_on(tmp_path, calm, faults)
+
+
+@pytest.mark.release
+@pytest.mark.skipif(not hivemind_is_here(), reason="hivemind has no wheel for this platform")
+async def test_a_replica_that_is_lost_in_a_round_of_hiveminds(tmp_path: Path, calm: list[tuple[Path, Ran]]) -> None:
+    """What it comes to undisturbed is what our own links come to, bit for bit."""
+    faults = [kill("averaging", stage=1, step=3, after=None)]
+    ran = await assert_goes_on(tmp_path, calm, faults, transport="hivemind")
+    undisturbed_steps = slice(0, 2)
+    _, expected = await undisturbed(tmp_path, calm)
+    assert ran.outcome.losses[undisturbed_steps] == expected.outcome.losses[undisturbed_steps]
+    assert "summed over the peers' own links" not in ran.log
+
+
+async def assert_goes_on(
+    tmp_path: Path, calm: list[tuple[Path, Ran]], faults: Sequence[dict[str, Any]], **averaging: str
+) -> Ran:
+    """A run through these losses, beside one without."""
     before, expected = await undisturbed(tmp_path, calm)
-    ran = await run_swarm(tmp_path / "disturbed", replicated_job(tmp_path), faults, *WORDS)
+    ran = await run_swarm(
+        tmp_path / "disturbed", replicated_job(tmp_path, **averaging), faults, *WORDS, within_seconds=LONGEST_SECONDS
+    )
     told = [event["event"] for event in ran.events]
     assert ran.outcome.ledger == expected.outcome.ledger, "each sample counts once"
     assert [step for step, _ in ran.outcome.losses] == list(range(1, STEPS + 1))
@@ -82,6 +112,7 @@ async def test_the_others_go_on_without_a_lost_replica(
     ]
     assert_close(ran, tmp_path / "disturbed", expected, before)
     assert_alike(ran)
+    return ran
 
 
 def assert_close(ran: Ran, folder: Path, expected: Ran, before: Path) -> None:

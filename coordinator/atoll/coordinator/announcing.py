@@ -24,7 +24,7 @@ from atoll.protocol.announcement import Announcement, signed
 from atoll.protocol.certificates import certificate_pem
 from atoll.protocol.directory import Directory
 from atoll.protocol.errors import JobError
-from atoll.protocol.hive import HivePlace, identity_of, require_hivemind
+from atoll.protocol.hive import HivePlace, identity_of, numeric, require_hivemind
 
 AGAIN_SECONDS = 60.0
 RETRY_SECONDS = 5.0
@@ -59,7 +59,7 @@ def announcing_options(listen: str, dht_listen: str | None, initial: Sequence[st
 def place_of(listen: Address, identity: Path | None, initial: tuple[str, ...]) -> HivePlace:
     """Where a node of the DHT listens."""
     return HivePlace(
-        host=_numeric(listen),
+        host=numeric(listen.host),
         port=listen.port,
         advertised=_reachable(listen)[0].host,
         identity=identity,
@@ -114,11 +114,6 @@ class Announcing:
                 _logger.info("the DHT %s where this run is", "knows" if taken else "does not take")
             told = taken
             await asyncio.sleep(AGAIN_SECONDS if taken else RETRY_SECONDS)
-
-
-def _numeric(listen: Address) -> str:
-    """libp2p listens on addresses, not on names."""
-    return str(socket.getaddrinfo(listen.host, None)[0][4][0])
 
 
 def _reachable(listening: Address) -> tuple[Address, ...]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from atoll.compression.registry import encode_message
 from atoll.coordinator.first_values import FirstValues, held_specs
 from atoll.coordinator.moves import Donations
 from atoll.coordinator.planning.meetings import met_peers, met_stages
+from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
@@ -43,9 +45,10 @@ def make_assignment(
     state: StateSources,
     download_shares: Mapping[PeerId, float],
     codecs: Mapping[PeerId, str],
+    network: Network,
 ) -> Assignment:
     """What ``peer`` is told of the plan whose stages are ``graphs``. Of ``download_shares`` see :func:`share_downloads`;
-    ``codecs`` are for what is sent to each neighbour."""
+    ``codecs`` are for what is sent to each neighbour, ``network`` is what the plan was made with."""
     number = plan.stage_of(peer)
     assert number is not None, f"{peer} is not in the plan"
     stage, graph = plan.stages[number], graphs[number]
@@ -67,6 +70,7 @@ def make_assignment(
         donors=tuple(Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[peer]),
         groups=tuple(plan.stages[met].group for met in sorted({number, *met_stages(graph)})),
         replica=stage.replicas.index(peer),
+        averaging=job.averaging.settings(bandwidths_of(network, stage.replicas)),
     )
 
 
@@ -82,6 +86,14 @@ def encode_assignment(assignment: Assignment) -> EncodedMessage:
         target=assignment.graph.stage,
     )
     return encode_message(Message(key=key, tensors=((TENSOR, data),)))
+
+
+def bandwidths_of(network: Network, replicas: Sequence[PeerId]) -> tuple[float | None, ...]:
+    """Of each replica's line, the slower direction; None where nobody knows."""
+    known = [replica for replica in replicas if replica in network.names]
+    lines = network.select(known)
+    slower = dict(zip(known, np.minimum(lines.upload, lines.download).tolist(), strict=True))
+    return tuple(slower[replica] if 0.0 < slower.get(replica, np.inf) < np.inf else None for replica in replicas)
 
 
 def share_downloads(plan: Plan, graphs: Sequence[StageGraph], caps: Mapping[PeerId, float | None]) -> Mapping[PeerId, float]:

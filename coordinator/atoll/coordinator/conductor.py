@@ -260,6 +260,7 @@ class Conductor:
                 state,
                 shares,
                 codecs.of(peer),
+                surveyed.network,
             )
             to_fetch[peer] = assignment.fetch
             encoded = await self._offload.run(encode_assignment, assignment)

@@ -69,6 +69,9 @@ def join(
     max_download: MaxDownload = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
     advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
+    hive_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where hivemind listens, if the run averages with it; by default any port.")
+    ] = 0,
     cache: Cache = None,
     snapshots: Snapshots = None,
     run: Annotated[
@@ -116,6 +119,7 @@ def join(
         memory_bytes=None if max_memory is None else size_of_flag(max_memory, "--max-memory"),
         listen=None if listen is None else str(parse_address(listen, "--listen")),
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
+        hive_port=hive_port,
         cache=cache or default_cache(),
         snapshots=snapshots,
         token=token or None,

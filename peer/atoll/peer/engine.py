@@ -9,11 +9,23 @@ from typing import Any
 
 import grpc.aio
 
-from atoll.peer.averaging.averager import Member, Round
+from atoll.peer.averaging.group import ReplicaGroup
+from atoll.peer.averaging.hive_holder import HiveHolder
 from atoll.peer.averaging.over_links import LinksAverager
 from atoll.peer.boundaries import Boundaries
 from atoll.peer.compute_thread import ComputeThread
-from atoll.peer.events import Arrived, Command, ComputeProgress, Consumed, Delivered, Faulted, GradientsReady, Notice, Summed
+from atoll.peer.events import (
+    Arrived,
+    Command,
+    CommitStep,
+    ComputeProgress,
+    Consumed,
+    Delivered,
+    Faulted,
+    GradientsReady,
+    Notice,
+    Summed,
+)
 from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.lending import Lending
 from atoll.peer.links import Links, LinkSettings
@@ -62,8 +74,9 @@ class Engine:
             own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos, security=security
         )
         self._chaos = settings.chaos
-        self._assignment: Assignment | None = None
-        self._averager: LinksAverager | None = None
+        self._bound = ""
+        self._group: ReplicaGroup | None = None
+        self._hive = HiveHolder(lambda: settings.hive_place(self._bound), settings.chaos)
         self.snapshots = Snapshots(settings, self._notify, security)
         background = (*pacers, self._links.courtesy)
         self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored, permits=self.permits)
@@ -92,12 +105,12 @@ class Engine:
     async def start(self, listen: str, num_threads: int | None) -> str:
         """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
         servicers = [self._links.register, self.lending.register, self._probes.register]
-        self._server, bound = await start_server(servicers, listen, security=self._security)
+        self._server, self._bound = await start_server(servicers, listen, security=self._security)
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
         self._thread.start()
         if self.snapshots.writer is not None:
             self.snapshots.writer.start()
-        return bound
+        return self._bound
 
     def enter(self, run_id: str) -> None:
         """The run that this peer works for from now on."""
@@ -111,6 +124,8 @@ class Engine:
 
     def post(self, command: Command) -> None:
         """Hands a command to the compute thread; ignored when there is none."""
+        if isinstance(command, CommitStep) and self._group is not None:
+            self._group.committed()
         if self._thread is not None:
             self._thread.post(command)
 
@@ -124,18 +139,18 @@ class Engine:
 
     def advance(self, generation: Generation) -> None:
         """The links drop what is older."""
-        if self._averager is not None:
-            self._averager.advance(generation)
+        if self._group is not None:
+            self._group.advance(generation)
         self._links.advance(generation)
 
     async def connect(self, assignment: Assignment, boundaries: Boundaries) -> None:
         """Opens the links of an assignment; raises LinkError when a neighbour cannot be reached."""
-        if self._averager is not None:
-            await self._averager.close()
+        if self._group is not None:
+            await self._group.close()
         averager = LinksAverager(
             assignment.graph.stage, assignment.generation, self._links.send, self._links.silent_seconds, self._chaos
         )
-        self._assignment, self._averager = assignment, averager
+        group = self._group = ReplicaGroup(assignment, averager, self._hive.get)
 
         def accept(peer: PeerId, header: MessageHeader) -> str | None:
             if (refusal := refusal_of_sender(assignment, peer, header.key)) is not None:
@@ -156,21 +171,12 @@ class Engine:
             ),
             accept=accept,
         )
+        await group.meet()
 
     async def sum_up(self, ready: GradientsReady) -> Summed:
         """The gradients of all replicas of this peer's stage, summed. Raises RoundFailed."""
-        assignment, averager = self._assignment, self._averager
-        assert assignment is not None, "gradients of no stage"
-        assert averager is not None
-        round = Round(
-            key=f"{ready.generation}.{ready.step}",
-            members=tuple(Member(peer=peer) for peer in assignment.group.replicas),
-            own=assignment.replica,
-            deadline_seconds=assignment.link_seconds,
-            seed=assignment.run_seed,
-            step=ready.step,
-        )
-        summed = await averager.average(round, ready.gradients)
+        assert self._group is not None, "gradients of no stage"
+        summed = await self._group.sum_up(ready.generation, ready.step, ready.gradients)
         return Summed(generation=ready.generation, step=ready.step, gradients=tuple(summed))
 
     def disconnect(self) -> Coroutine[Any, Any, None]:
@@ -187,6 +193,7 @@ class Engine:
     async def close(self) -> None:
         """Ends everything within a few seconds, even when an operator is still being executed then."""
         self.stop_computing()
+        await self._hive.close()
         await self._links.close()
         if self._server is not None:
             await self._server.stop(grace=None)
@@ -196,8 +203,8 @@ class Engine:
 
     def _arrived(self, peer: PeerId, message: Message) -> None:
         if message.key.kind in BETWEEN_REPLICAS:
-            if self._averager is not None:
-                self._averager.arrived(peer, message)
+            if self._group is not None:
+                self._group.links.arrived(peer, message)
             return
         self.post(Arrived(sender=peer, message=message))
 

@@ -6,7 +6,7 @@ from atoll.protocol.assignment import Assignment
 from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import Kind, MessageKey
 
-BETWEEN_REPLICAS = frozenset({Kind.PART, Kind.TOTAL})
+BETWEEN_REPLICAS = frozenset({Kind.PART, Kind.TOTAL, Kind.AGREEMENT})
 
 
 def refusal_of_sender(assignment: Assignment, sender: PeerId, key: MessageKey) -> str | None:

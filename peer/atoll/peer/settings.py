@@ -14,6 +14,7 @@ from atoll.peer.returning import Patience
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
 from atoll.protocol.fault_points import FaultPoints
+from atoll.protocol.hive import HivePlace, numeric
 from atoll.protocol.quantities import parse_bytes, parse_rate, parse_seconds
 
 CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
@@ -33,7 +34,8 @@ class PeerSettings:
     all the time whether this machine is about to be taken away. ``token`` is the operator's invitation, or it is in
     ``token_file``, once that is there; a peer that has been in the run before may do without. ``insecure``: in plain text,
     within one machine. ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone;
-    ``whereabouts`` says where it is by then, for one that is found by its run's name, or raises AtollError.
+    ``whereabouts`` says where it is by then, for one that is found by its run's name, or raises AtollError. hivemind, where the
+    run averages with it, listens on ``hive_port``, 0 for any.
     """
 
     coordinator: Address
@@ -56,6 +58,7 @@ class PeerSettings:
     hand_over_seconds: float = HAND_OVER_SECONDS
     notice_url: str | None = None
     patience: Patience = field(default_factory=Patience)
+    hive_port: int = 0
     whereabouts: Callable[[], Awaitable[Address]] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -77,6 +80,11 @@ class PeerSettings:
         if not address.is_unspecified:
             return bound
         return str(Address(_local_address_towards(self.coordinator), address.port))
+
+    def hive_place(self, bound: str) -> HivePlace:
+        """Where hivemind listens for the replicas of this peer's stage, given the address that the peer is bound to."""
+        listening, told = parse_address(bound), parse_address(self.advertised_address(bound))
+        return HivePlace(host=numeric(listening.host), port=self.hive_port, advertised=told.host)
 
 
 def software_version() -> str:

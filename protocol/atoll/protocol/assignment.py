@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from atoll.protocol.averaging import Averaging, Transport
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.graph_codec import stage_graph_from_proto, stage_graph_to_proto
@@ -66,7 +67,7 @@ class Assignment:
     silent for this long while something is due is reported. ``committed_step`` is the last step whose update is in the state
     that the peer will hold when it is ready (0: initial values). ``donors`` have what of that the peer lacks; a name that
     training does not change and that nobody gives has its first value. ``groups`` are those of this stage and of each that it
-    exchanges tensors with; the peer is number ``replica`` of its own.
+    exchanges tensors with; the peer is number ``replica`` of its own, which sums gradients as ``averaging`` says.
     """
 
     generation: Generation
@@ -83,6 +84,7 @@ class Assignment:
     donors: tuple[Donor, ...] = ()
     groups: tuple[Group, ...]
     replica: int = 0
+    averaging: Averaging = field(default_factory=Averaging)
 
     @property
     def group(self) -> Group:
@@ -122,6 +124,11 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         donors=(wire.Donor(peer=donor.peer, address=donor.address, names=donor.names) for donor in assignment.donors),
         groups=(wire.Group(stage=group.stage, replicas=group.replicas, deal=group.deal) for group in assignment.groups),
         replica=assignment.replica,
+        averaging=wire.Averaging(
+            transport=assignment.averaging.transport,
+            compression=assignment.averaging.compression,
+            bandwidths=(bandwidth or 0.0 for bandwidth in assignment.averaging.bandwidths),
+        ),
     )
     return message.SerializeToString(deterministic=True)
 
@@ -160,6 +167,7 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         ),
         groups=groups,
         replica=message.replica,
+        averaging=_averaging(message.averaging),
     )
 
 
@@ -169,6 +177,14 @@ def _group(message: wire.Group) -> Group:
         return Group(stage=StageIndex(message.stage), replicas=replicas, deal=tuple(message.deal))
     except ValueError as error:
         raise WireError(str(error)) from error
+
+
+def _averaging(message: wire.Averaging) -> Averaging:
+    try:
+        bandwidths = tuple(value or None for value in message.bandwidths)
+        return Averaging(transport=Transport(message.transport), compression=message.compression, bandwidths=bandwidths)
+    except ValueError as error:
+        raise WireError(f"gradients cannot be summed as the assignment says: {error}") from error
 
 
 def _neighbour(message: wire.Neighbour) -> Neighbour:

@@ -4,7 +4,8 @@ hivemind talks over libp2p, which is a program of its own, ``p2pd``: it holds th
 shown by its key), and hands streams to this process over Unix sockets. :class:`Hive` owns one such daemon. What it makes
 sure of:
 
-- hivemind is imported and its daemon started when first needed: the import takes a second and 60 MiB, the daemon 40 MiB.
+- hivemind is imported and its daemon started when first needed: the import takes a second and 60 MiB, the daemon 40 MiB. On a
+  busy machine the import takes ten times as long, so it is done beside the event loop.
 - Under load a start fails now and then (the daemon says that it is ready before its socket is, or says it too late). It is
   tried again, a few times.
 - The daemon is in a session of its own, so that an interrupt from the terminal does not end it before the step in progress.
@@ -21,11 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import importlib
 import importlib.util
 import logging
 import os
 import random
 import shutil
+import socket
 import sys
 import tempfile
 import warnings
@@ -76,6 +79,13 @@ def hivemind_is_here() -> bool:
     return importlib.util.find_spec("hivemind") is not None
 
 
+def import_hivemind(module: str) -> None:
+    """Imports a module that needs hivemind."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its layers for mixtures of experts use torch.jit.script
+        importlib.import_module(module)
+
+
 def require_hivemind(purpose: str) -> None:
     """Raises ResourceError, with what to do, where the package is missing."""
     if not hivemind_is_here():
@@ -98,6 +108,7 @@ class Hive:
     async def start(cls, place: HivePlace, purpose: str = "averaging with hivemind") -> Hive:
         """Raises ResourceError where hivemind is missing, or its daemon does not start."""
         require_hivemind(purpose)
+        await asyncio.to_thread(import_hivemind, "hivemind.p2p")
         _remove_abandoned()
         folder = _Folder()
         try:
@@ -164,6 +175,11 @@ def identity_of(address: str) -> str:
     return identity
 
 
+def numeric(host: str) -> str:
+    """An address that libp2p can listen on, for it takes no names."""
+    return str(socket.getaddrinfo(host, None)[0][4][0])
+
+
 class _Folder:
     """A folder with a lock that is held until :meth:`remove`, or until this process ends."""
 
@@ -228,9 +244,7 @@ async def _create(kind: Any, place: HivePlace) -> P2P:
 
 def _kind(folder: Path) -> Any:
     """hivemind's P2P, but for where its sockets are and the session that its daemon is in."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # its layers for mixtures of experts use torch.jit.script
-        from hivemind.p2p import P2P
+    from hivemind.p2p import P2P
     from hivemind.utils.logging import use_hivemind_log_handler
 
     use_hivemind_log_handler("nowhere")  # its records go where ours go

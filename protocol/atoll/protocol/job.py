@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from atoll.protocol.averaging import Averaging, Transport, rank_of
 from atoll.protocol.codec_names import ADAPTIVE, LADDER, OTHERS
 from atoll.protocol.errors import JobError
 from atoll.protocol.job_data import DataSection
@@ -182,6 +183,38 @@ class NetworkSection(Section):
         return {"forward": name, "backward": name}
 
 
+class AveragingSection(Section):
+    """How the replicas of a stage sum their gradients."""
+
+    transport: Literal["links", "hivemind"] = "links"
+    """What carries them: the peers' own links, or hivemind's connections."""
+    compression: Annotated[str, Field(examples=["none"])] = "none"
+    """none; fp16 or int8 (with hivemind); or powersgd-RANK, products of thin matrices, for example powersgd-4."""
+
+    @field_validator("compression")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            rank_of(value)
+        except ValueError as error:
+            raise WrongValue("", str(error)) from error
+        return value
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        try:
+            self.settings(())
+        except ValueError as error:
+            raise WrongValue(
+                "compression", f"{error}; set averaging.transport to hivemind, or use none or powersgd-4"
+            ) from error
+        return self
+
+    def settings(self, bandwidths: tuple[float | None, ...]) -> Averaging:
+        """As peers are told it."""
+        return Averaging(transport=Transport(self.transport), compression=self.compression, bandwidths=bandwidths)
+
+
 class DurabilitySection(Section):
     """Snapshots of the run's state, to which it goes back when a peer takes with it what nobody else has."""
 
@@ -279,6 +312,7 @@ class Job(Section):
     data: DataSection
     training: TrainingSection
     network: NetworkSection = NetworkSection()
+    averaging: AveragingSection = AveragingSection()
     durability: DurabilitySection = DurabilitySection()
     plan: PlanSection = PlanSection()
 

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     MEASUREMENT = 7
     PART = 8
     TOTAL = 9
+    AGREEMENT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ _URGENCY: Mapping[Kind, int] = {
     Kind.TIED_GRADIENT: 0,
     Kind.PART: 0,
     Kind.TOTAL: 0,
+    Kind.AGREEMENT: 0,
     Kind.ACTIVATION: 1,
     Kind.BATCH: 2,
     Kind.ASSIGNMENT: 2,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.coordinator.events import MovedEvent, PlanEvent, RecoveredEvent, RestoredEvent, VoidEvent
-from atoll.coordinator.run.events import PeerGone, StageReported
+from atoll.coordinator.run.events import PeerGone, PeersCompared, StageReported
 from atoll.coordinator.run.instructions import Assign, MakePlan
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import RunSettings, RunState
@@ -83,6 +83,25 @@ def test_the_others_go_on_with_the_state_that_they_have(lost: PeerId) -> None:
     assert any(isinstance(event, RecoveredEvent) for event in swarm.told)
     (last,) = [event for event in swarm.told if isinstance(event, PlanEvent)][1:]
     assert sum(len(stage.peers) for stage in last.stages) == 3
+
+
+def test_a_replica_that_falls_behind_is_dealt_fewer_microbatches() -> None:
+    schedule = LearningRateSchedule(highest=1e-3, steps=30)
+    swarm = SimulatedSwarm(RunSettings(steps=30, schedule=schedule), replicas=2, turns=12)
+    swarm.start(*NAMES)
+    swarm.moves_pay = False
+    compared = 0
+    while swarm.answers:
+        answer(swarm, 1)
+        if len(swarm.commits) > compared:
+            compared = len(swarm.commits)
+            swarm.give(PeersCompared(slowdowns={C: 2.0}))
+    assert swarm.machine.context.state is RunState.FINISHED
+    assert [commit.step for commit in swarm.commits] == list(range(1, 31))
+    assigned = [instruction.plan.stages for instruction in swarm.done if isinstance(instruction, Assign)]
+    assert [[stage.deal.count(1) for stage in stages] for stages in assigned] == [[6, 6], [4, 6]]
+    moved = [event for event in swarm.told if isinstance(event, MovedEvent)]
+    assert "c takes" in moved[0].reason
 
 
 def test_when_the_last_replica_is_lost_the_run_plans_anew() -> None:

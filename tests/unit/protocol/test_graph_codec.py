@@ -10,6 +10,7 @@ import torch
 from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.protocol.argument_codec import argument_from_proto, argument_to_proto, expression_from_proto
 from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_from_bytes, assignment_to_bytes
+from atoll.protocol.averaging import Averaging, Transport
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import (
     Argument,
@@ -137,6 +138,7 @@ def an_assignment(**changes: object) -> Assignment:
             Group(stage=StageIndex(1), replicas=(PeerId("b"),)),
         ),
         "replica": 1,
+        "averaging": Averaging(transport=Transport.HIVEMIND, compression="powersgd-4", bandwidths=(1.5e6, None)),
     }
     return Assignment(**{**settings, **changes})  # type: ignore[arg-type]
 

@@ -132,6 +132,15 @@ def test_the_examples_are_valid() -> None:
             "durability.snapshot_every: 0 is not possible; write auto or a whole number of at least 1",
         ),
         (
+            "averaging.compression=powersgd",
+            "averaging.compression: 'powersgd' is none of none, fp16, int8 and powersgd-RANK, for example powersgd-4",
+        ),
+        (
+            "averaging.compression=fp16",
+            "averaging.compression: fp16 needs the transport hivemind; set averaging.transport to hivemind, or use none or "
+            "powersgd-4",
+        ),
+        (
             "plan.trusted_ends=true",
             "plan.trusted_ends: true needs to know whom to trust; name peers in plan.trusted, or leave it at false",
         ),
@@ -309,7 +318,7 @@ def test_every_key_is_documented_or_named_plainly() -> None:
         inner = section.annotation
         for key, field in getattr(inner, "model_fields", {}).items():
             documented += field.description is not None
-            if name in ("training", "data", "network"):
+            if name in ("training", "data", "network", "averaging"):
                 assert field.description or key in plain | untold, f"{name}.{key} has no description"
     assert documented > 20
 

@@ -74,6 +74,16 @@ class StagePlan:
             step_compute_seconds=self.step_compute_seconds,
         )
 
+    def dealt(self, replicas: tuple[PeerId, ...], deal: tuple[int, ...]) -> StagePlan:
+        """The same on these of its replicas, dealt microbatches so: each computes as much longer as it has more of them."""
+        differing = []
+        for index, peer in enumerate(replicas):
+            planned = self.of(peer)
+            more = deal.count(index) / max(1, self.deal.count(self.replicas.index(peer)))
+            differing.append(replace(planned, step_compute_seconds=planned.step_compute_seconds * more))
+        seconds = differing[0].step_compute_seconds
+        return replace(self, replicas=replicas, deal=deal, step_compute_seconds=seconds, differing=tuple(differing))
+
     @property
     def pace_seconds(self) -> float:
         """The time for a microbatch when all replicas compute: that of the one which takes longest for its part."""
@@ -142,11 +152,13 @@ class Plan:
             return None
         left = tuple(replica for replica in stage.replicas if replica != peer)
         shares = [float(stage.deal.count(stage.replicas.index(replica))) for replica in left]
-        differing = tuple(replica for replica in stage.differing if replica.peer != peer)
-        dealt = replace(stage, replicas=left, deal=deal_to_all(shares, len(stage.deal)), differing=differing)
+        dealt = stage.dealt(left, deal_to_all(shares, len(stage.deal)))
         links = tuple(link for link in self.links if peer not in (link.source, link.target))
-        stages = (*self.stages[: stage.stage], dealt, *self.stages[stage.stage + 1 :])
-        return replace(self, stages=stages, links=links)
+        return replace(self.having(dealt), links=links)
+
+    def having(self, stage: StagePlan) -> Plan:
+        """The same with another stage in the place of that with its number."""
+        return replace(self, stages=(*self.stages[: stage.stage], stage, *self.stages[stage.stage + 1 :]))
 
     def spread(self, of_stages: Sequence[Value]) -> tuple[Value, ...]:
         """What there is of each stage, for each of :attr:`peers`."""

@@ -56,6 +56,7 @@ from atoll.coordinator.run.loading import Loading
 from atoll.coordinator.run.moving import Moving
 from atoll.coordinator.run.pausing import Pausing
 from atoll.coordinator.run.recovery import Recovery
+from atoll.coordinator.run.redealing import Dealing
 from atoll.coordinator.run.resuming import Resumption, Returning
 from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.snapshotting import Snapshotting
@@ -94,6 +95,7 @@ class RunMachine:
             training_begins=self.storing.training_began,
             proceed=self._proceed,
         )
+        self.dealing = Dealing(self.context, self.loading, self.moving)
         self.faults = Faults(self.context, self.cycle, self.troubles, self.loading, self._fall_back)
         self.attendance = Attendance(
             self.context,
@@ -185,6 +187,7 @@ class RunMachine:
                 self.moving.judged(event)
             case PeersCompared():
                 self.moving.compared(event)
+                self.dealing.compared(event)
             case ReplanAsked():
                 self.moving.asked = True
                 self.moving.consider()
@@ -318,10 +321,12 @@ class RunMachine:
             return
         if self._left_for_a_better_snapshot():
             return
-        if not self.cycle.owed_evaluation and (move := self.moving.take()) is not None:
+        if self.cycle.owed_evaluation:
+            self.cycle.begin_next()
+        elif (move := self.moving.take()) is not None:
             context.grow_generation()
             self.loading.begin(move, self.moving.looked_at())
-        else:
+        elif not self.dealing.change():
             self.cycle.begin_next()
 
     def _left_for_a_better_snapshot(self) -> bool:

@@ -38,7 +38,8 @@ class Member:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What all members know of a round, the same on each but for ``own``, its place among them. No two rounds of a run have the
-    same ``key``. Codecs that draw numbers draw them from ``seed`` and ``step``."""
+    same ``key``. One from whom something is due for ``deadline_seconds``, in which nothing came, fails it. Codecs that draw
+    numbers draw them from ``seed`` and ``step``."""
 
     key: str
     members: tuple[Member, ...]

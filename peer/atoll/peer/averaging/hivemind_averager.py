@@ -1,8 +1,8 @@
 """Averaging among replicas with hivemind: rounds over the connections of one :class:`~atoll.protocol.hive.Hive`.
 
 The group is the one that the plan names: there is no matchmaking and no DHT in it. Members connect by the addresses that
-the plan brings, and are who these say, for an address ends in the identity that libp2p's handshake shows. What a stranger
-sends is refused.
+they told each other over the links of the plan, and are who these say, for an address ends in the identity that libp2p's
+handshake shows. :meth:`HivemindAverager.expect` says who may send anything; all others are refused.
 
 A member that gives up tells the others because of whom, so that all accuse the same one.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from atoll.peer.averaging.averager import Round, flat, unflat
 from atoll.protocol.errors import RoundFailed
-from atoll.protocol.hive import Hive, HivePlace
+from atoll.protocol.fault_points import FaultPoints
+from atoll.protocol.hive import Hive, HivePlace, import_hivemind
 
 if TYPE_CHECKING:
     from atoll.peer.averaging.ordered import OrderedRunner
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 0.5
+"""Whether anything came is looked at this often."""
 _LAST_SECONDS = 5.0
 """How long closing waits for others to have what they are being sent."""
 
@@ -39,12 +42,13 @@ class HivemindAverager:
         self._reception = reception
 
     @classmethod
-    async def start(cls, place: HivePlace) -> HivemindAverager:
+    async def start(cls, place: HivePlace, chaos: FaultPoints | None = None) -> HivemindAverager:
         """Raises ResourceError where hivemind is missing, or does not start."""
         hive = await Hive.start(place)
+        await asyncio.to_thread(import_hivemind, "atoll.peer.averaging.reception")
         from atoll.peer.averaging.reception import Reception
 
-        reception = Reception()
+        reception = Reception(chaos or FaultPoints())
         try:
             await reception.add_p2p_handlers(hive.p2p)
         except BaseException:
@@ -57,6 +61,10 @@ class HivemindAverager:
         """Of this process's hive."""
         return self.hive.address
 
+    def expect(self, addresses: Iterable[str]) -> None:
+        """From now on those at these addresses may send what belongs to rounds, and nobody else."""
+        self._reception.expect(addresses)
+
     async def average(self, round: Round, tensors: Sequence[Tensor]) -> list[Tensor]:
         """See :meth:`~atoll.peer.averaging.averager.Averager.average`."""
         values = await asyncio.to_thread(flat, tensors)
@@ -64,10 +72,9 @@ class HivemindAverager:
             return unflat(values, tensors)
         runner: OrderedRunner | None = None
         try:
-            async with asyncio.timeout(round.deadline_seconds):
-                await self._connect(round)
-                runner = self._reception.runner(self.hive.p2p, round, values)
-                return unflat(torch.cat(await self._reception.run(runner)), tensors)
+            await self._connect(round)
+            runner = self._reception.runner(self.hive.p2p, round, values)
+            return unflat(torch.cat(await self._while_it_moves(runner, round.deadline_seconds)), tensors)
         except TimeoutError:
             suspects = runner.waited_for() if runner is not None else ()
             names = ", ".join(round.members[suspect].peer for suspect in suspects)
@@ -80,6 +87,22 @@ class HivemindAverager:
         _logger.info("%s", failure)
         await self._reception.give_up(self.hive.p2p, round, failure)
         raise failure
+
+    async def _while_it_moves(self, runner: OrderedRunner, deadline_seconds: float) -> list[Tensor]:
+        """What comes of the round; raises TimeoutError when nothing came for so long."""
+        loop = asyncio.get_running_loop()
+        running = loop.create_task(self._reception.run(runner))
+        seen, since = runner.num_received, loop.time()
+        try:
+            while not (await asyncio.wait([running], timeout=min(_LOOK_SECONDS, deadline_seconds)))[0]:
+                if runner.num_received != seen:
+                    seen, since = runner.num_received, loop.time()
+                elif loop.time() - since >= deadline_seconds:
+                    raise TimeoutError
+            return running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def close(self) -> None:
         """See :meth:`~atoll.peer.averaging.averager.Averager.close`."""

@@ -5,6 +5,7 @@ Sums do as well as means: what each replica brings is projected in the same way,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,9 +16,8 @@ from atoll.peer.averaging.averager import Averager, Round
 
 
 class LowRankAverager:
-    """Of one replica and stage. What it keeps of a step lasts with :meth:`commit` alone; a replica that is new in the
-    group, or whose weights came from elsewhere, calls :meth:`reset`, and so do all others: they must project onto the same
-    directions."""
+    """Of one replica of a stage under one plan: all replicas begin anew together, for they must project onto the same
+    directions. What it keeps of a step lasts with :meth:`commit` alone."""
 
     def __init__(self, averager: Averager, *, rank: int, seed: int = 0) -> None:
         self._averager = averager
@@ -26,25 +26,24 @@ class LowRankAverager:
     async def average(self, round: Round, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean, or sum, of each gradient, the same bits on all members. Raises RoundFailed, and then it may be called
         again for the same step."""
-        powers = self._powers
-        powers.void()
-        first = {name: powers.first(name, gradient) for name, gradient in gradients.items()}
-        firsts = await self._means(round, "first", first)
-        second = {name: factor for name, mean in firsts.items() if (factor := powers.second(name, mean)) is not None}
-        seconds = await self._means(round, "second", second)
-        return {name: powers.mean(name, seconds.get(name)) for name in gradients}
+        firsts = await self._means(round, "first", await asyncio.to_thread(self._first, gradients))
+        seconds = await self._means(round, "second", await asyncio.to_thread(self._second, firsts))
+        return await asyncio.to_thread(self._mean, gradients, seconds)
+
+    def _first(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self._powers.void()
+        return {name: self._powers.first(name, gradient) for name, gradient in gradients.items()}
+
+    def _second(self, means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        factors = {name: self._powers.second(name, mean) for name, mean in means.items()}
+        return {name: factor for name, factor in factors.items() if factor is not None}
+
+    def _mean(self, gradients: Mapping[str, Tensor], means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._powers.mean(name, means.get(name)) for name in gradients}
 
     def commit(self) -> None:
         """The step has happened."""
         self._powers.commit()
-
-    def void(self) -> None:
-        """It has not."""
-        self._powers.void()
-
-    def reset(self) -> None:
-        """Forgets errors and directions."""
-        self._powers.reset()
 
     async def _means(self, round: Round, phase: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         means = await self._averager.average(replace(round, key=f"{round.key}/{phase}"), list(tensors.values()))

@@ -33,6 +33,7 @@ from atoll.peer.averaging.part_codec import PartCodec
 from atoll.peer.averaging.shares import shares
 from atoll.peer.averaging.sums import Sums
 from atoll.protocol.errors import RoundFailed
+from atoll.protocol.fault_points import FaultPoints
 
 _PART_BYTES = 2**17
 """Of an encoded part. Small, so that sums go out while parts come in; each costs some 0.2 ms here and there."""
@@ -43,7 +44,8 @@ too."""
 
 
 class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
-    """One member's part in one round. ``servicer`` is the service that members' streams arrive at."""
+    """One member's part in one round. ``servicer`` is the service that members' streams arrive at; ``num_received`` counts the
+    parts and sums that came from others."""
 
     tensor_part_reducer: Any
 
@@ -56,8 +58,14 @@ class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
         round: Round,
         identities: tuple[PeerID, ...],
         values: Tensor,
+        chaos: FaultPoints,
     ) -> None:
         codec = PartCodec(round)
+
+        def encode(index: int, total: Tensor) -> tuple[Any, Tensor]:
+            chaos.reached("averaging", step=round.step)
+            return codec.sum(total, self._firsts[round.own] + index)
+
         super().__init__(
             p2p=p2p,
             servicer_type=servicer,
@@ -81,7 +89,7 @@ class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
             num_parts=counts[round.own],
             weights=[member.weight for member in round.members],
             divisor=round.divisor,
-            encode=lambda index, total: codec.sum(total, self._firsts[round.own] + index),
+            encode=encode,
         )
         self._codec = codec
         self._round = round
@@ -89,6 +97,7 @@ class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
         self._failed = asyncio.Event()
         self._doubts: set[asyncio.Task[None]] = set()
         self.failure: RoundFailed | None = None
+        self.num_received = 0
 
     @property
     def sums(self) -> Sums:
@@ -158,6 +167,7 @@ class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
         count = 0
         async for index, values in amap_in_executor(decoded, aenumerate(stream), max_prefetch=_PREFETCH):
             self.tensor_part_container.register_processed_part(owner, index, values)
+            self.num_received += 1
             count = index + 1
         wanted = self.tensor_part_container.num_parts_by_peer[owner]
         if count != wanted:
@@ -198,6 +208,7 @@ class OrderedRunner(AllReduceRunner):  # type: ignore[misc]
         try:
             async for index, values in amap_in_executor(decoded, aenumerate(stream), max_prefetch=_PREFETCH):
                 self.sums.add(sender, index, values)
+                self.num_received += 1
                 received = index + 1
             if received < count:
                 self._doubt(sender, f"it sent {received} of {count} parts")

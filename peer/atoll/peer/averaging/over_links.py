@@ -23,6 +23,8 @@ from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, 
 from atoll.protocol.messages import Kind, Message, MessageHeader, MessageKey
 
 TENSOR = "values"
+MOST_BYTES = 1024
+"""Of what a member says to the others."""
 BLOCK_VALUES = 2**20
 """4 MiB: small beside a model, and much more than what a message costs beside its bytes."""
 LOOK_SECONDS = 1.0
@@ -50,18 +52,22 @@ class LinksAverager:
         self._silent_seconds = silent_seconds
         self._chaos = chaos or FaultPoints()
         self._slots: dict[tuple[PeerId, MessageKey], asyncio.Future[Tensor]] = {}
+        self._numbered: tuple[tuple[int, int], int] = (0, 0), 0
 
     def refusal(self, header: MessageHeader) -> str | None:
         """Why a replica's message with this header is not expected; None when it is."""
         if (header.key.source, header.key.target) != (self._stage, self._stage):
             return f"it is between stages {header.key.source} and {header.key.target}, this is stage {self._stage}"
         shapes = [(tensor.name, tensor.dtype, len(tensor.shape)) for tensor in header.tensors]
+        if header.key.kind is Kind.AGREEMENT:
+            brief = shapes == [(TENSOR, torch.uint8, 1)] and header.tensors[0].shape[0] <= MOST_BYTES
+            return None if brief else f"what replicas say to each other is at most {MOST_BYTES} bytes"
         if shapes != [(TENSOR, torch.float32, 1)] or header.tensors[0].shape[0] > BLOCK_VALUES:
             return "a part of a sum is one row of at most a million fp32 values"
         return None
 
     def arrived(self, sender: PeerId, message: Message) -> None:
-        """A PART or TOTAL of another replica, maybe before the round has begun here."""
+        """A message of another replica, maybe before the round has begun here."""
         slot = self._slot(sender, message.key)
         if not slot.done():
             slot.set_result(message.tensors[0][1])
@@ -76,6 +82,18 @@ class LinksAverager:
     def address(self) -> str:
         return ""
 
+    async def agree(self, round: Round, word: bytes) -> list[bytes]:
+        """What each member says, in the group's order; all call this, and :meth:`average`, in the same order within a step.
+        Raises RoundFailed when one is silent."""
+        assert 0 < len(word) <= MOST_BYTES, f"{len(word)} bytes"
+        members, own = round.members, round.own
+        key = self._key(self._generation, round.step, Kind.AGREEMENT, self._numbers(round.step, 1))
+        others = [index for index in range(len(members)) if index != own]
+        for index in others:
+            self._tell(members[index].peer, key, torch.frombuffer(bytearray(word), dtype=torch.uint8))
+        found = await self._from(round, key, others, None)
+        return [word if index == own else found[index].numpy().tobytes() for index in range(len(members))]
+
     async def close(self) -> None:
         """Nobody is waited for any more."""
         for slot in self._slots.values():
@@ -89,11 +107,12 @@ class LinksAverager:
         total = sum(values.numel() for values in flat)
         generation = self._generation
         gate = asyncio.Semaphore(MOST_BLOCKS)
+        first = self._numbers(round.step, -(-total // BLOCK_VALUES))
 
         async def one(number: int, start: int) -> None:
             async with gate:
                 end = min(start + BLOCK_VALUES, total)
-                summed = await self._block(round, generation, number, torch.cat([*_slices(flat, start, end)]))
+                summed = await self._block(round, generation, first + number, torch.cat([*_slices(flat, start, end)]))
                 for target, source in zip(_slices(results, start, end), _pieces(summed, results, start), strict=True):
                     target.copy_(source)
 
@@ -132,8 +151,15 @@ class LinksAverager:
         if values.numel():
             self._send(peer, Message(key=key, tensors=((TENSOR, values),)))
 
-    async def _from(self, round: Round, key: MessageKey, members: Sequence[int], length: int) -> dict[int, Tensor]:
-        """What these members sent; raises RoundFailed when one of them is silent."""
+    def _numbers(self, step: int, count: int) -> int:
+        """The first of ``count`` numbers that no message of this step and generation had before, on any member."""
+        of, used = self._numbered
+        first = used if of == (self._generation, step) else 0
+        self._numbered = (self._generation, step), first + count
+        return first
+
+    async def _from(self, round: Round, key: MessageKey, members: Sequence[int], length: int | None) -> dict[int, Tensor]:
+        """What these members sent, of a ``length`` that is known; raises RoundFailed when one of them is silent."""
         slots = {index: self._slot(round.members[index].peer, key) for index in members}
         while not all(slot.done() for slot in slots.values()):
             await asyncio.wait(slots.values(), timeout=min(LOOK_SECONDS, round.deadline_seconds))
@@ -146,7 +172,8 @@ class LinksAverager:
         for index in slots:
             self._slots.pop((round.members[index].peer, key))
         found = {index: slot.result() for index, slot in slots.items()}
-        wrong = tuple(round.members[index].peer for index, values in found.items() if values.numel() != length)
+        sizes = {index: values.numel() for index, values in found.items() if length is not None}
+        wrong = tuple(round.members[index].peer for index, size in sizes.items() if size != length)
         if wrong:
             raise RoundFailed(f"{', '.join(wrong)} sent another number of gradients", wrong)
         return found

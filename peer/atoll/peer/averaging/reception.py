@@ -1,4 +1,5 @@
-"""What arrives from other members, for all rounds of this process: each stream goes to its round, once that has begun here."""
+"""What arrives from other members, for all rounds of this process: each stream goes to its round, once that has begun here. Who
+is not expected is refused at once."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import AsyncIterator  # noqa: UP035 - hivemind reads the annotations of rpc methods, and knows these
 
 from hivemind.averaging.partition import AllreduceException
@@ -17,6 +19,7 @@ from torch import Tensor
 from atoll.peer.averaging.averager import Round
 from atoll.peer.averaging.ordered import OrderedRunner
 from atoll.protocol.errors import RoundFailed
+from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.hive import identity_of
 
 _BEGIN_SECONDS = 300.0
@@ -29,17 +32,29 @@ _TELL_SECONDS = 1.0
 class Reception(ServicerBase):  # type: ignore[misc]
     """Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, chaos: FaultPoints) -> None:
+        self._chaos = chaos
+        self._expected: frozenset[PeerID] = frozenset()
         self._runners: dict[bytes, OrderedRunner] = {}
         self._given_up: OrderedDict[bytes, tuple[PeerID, bytes]] = OrderedDict()
         self._changed = asyncio.Condition()
         self._num_early = 0
         self._num_served = 0
 
+    def expect(self, addresses: Iterable[str]) -> None:
+        """From now on those at these addresses may send something."""
+        self._expected = frozenset(PeerID.from_base58(identity_of(address)) for address in addresses)
+
     def runner(self, p2p: P2P, round: Round, values: Tensor) -> OrderedRunner:
         """This member's part in ``round``, not begun yet."""
         return OrderedRunner(
-            p2p=p2p, servicer=Reception, group=_group(round), round=round, identities=_identities(round), values=values
+            p2p=p2p,
+            servicer=Reception,
+            group=_group(round),
+            round=round,
+            identities=_identities(round),
+            values=values,
+            chaos=self._chaos,
         )
 
     async def run(self, runner: OrderedRunner) -> list[Tensor]:
@@ -74,6 +89,9 @@ class Reception(ServicerBase):  # type: ignore[misc]
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """A member sends its values of the share that is summed here, and receives the sums."""
+        if context.remote_id not in self._expected:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
         first = await asyncio.wait_for(anext(stream), _BEGIN_SECONDS)
         runner = await self._begun(first.group_id)
         if runner is None or context.remote_id not in runner.ordered_peer_ids:
@@ -92,6 +110,8 @@ class Reception(ServicerBase):  # type: ignore[misc]
     async def rpc_give_up(self, request: averaging_pb2.AveragingData, context: P2PContext) -> averaging_pb2.AveragingData:
         """A member will not go on with a round, because of the one whose identity it says."""
         runner = self._runners.get(request.group_id)
+        if context.remote_id not in self._expected:
+            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         if runner is not None:
             _told(runner, context.remote_id, request.peer_id)
         else:

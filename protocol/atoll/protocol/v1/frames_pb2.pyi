@@ -19,6 +19,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_MEASUREMENT: _ClassVar[Kind]
     KIND_PART: _ClassVar[Kind]
     KIND_TOTAL: _ClassVar[Kind]
+    KIND_AGREEMENT: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 KIND_BATCH: Kind
 KIND_ACTIVATION: Kind
@@ -29,6 +30,7 @@ KIND_ASSIGNMENT: Kind
 KIND_MEASUREMENT: Kind
 KIND_PART: Kind
 KIND_TOTAL: Kind
+KIND_AGREEMENT: Kind
 
 class MessageKey(_message.Message):
     __slots__ = ("generation", "step", "microbatch", "kind", "source_stage", "target_stage", "evaluation")

@@ -334,8 +334,18 @@ class Donor(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Averaging(_message.Message):
+    __slots__ = ("transport", "compression", "bandwidths")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTHS_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    compression: str
+    bandwidths: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, transport: _Optional[str] = ..., compression: _Optional[str] = ..., bandwidths: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica")
+    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica", "averaging")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +360,7 @@ class Assignment(_message.Message):
     DONORS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
     generation: int
     graph: StageGraph
     neighbours: _containers.RepeatedCompositeFieldContainer[Neighbour]
@@ -364,7 +375,8 @@ class Assignment(_message.Message):
     donors: _containers.RepeatedCompositeFieldContainer[Donor]
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     replica: int
-    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ...) -> None: ...
+    averaging: Averaging
+    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ..., averaging: _Optional[_Union[Averaging, _Mapping]] = ...) -> None: ...
 
 class MeasurementRequest(_message.Message):
     __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")

@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future
 
 import pytest
 import torch
 
 from atoll.peer.averaging import over_links
-from atoll.peer.averaging.averager import Member, Round, weighted_sum
-from atoll.peer.averaging.over_links import LinksAverager
+from atoll.peer.averaging.averager import weighted_sum
 from atoll.protocol.errors import RoundFailed
-from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
-from atoll.protocol.messages import Kind, Message, MessageHeader, MessageKey, TensorHeader
-
-STAGE = StageIndex(1)
-NAMES = tuple(map(PeerId, "abcd"))
-
-
-class Wires:
-    """Carries messages between the averagers of one process, in an order of its own; nothing for who is ``dead``."""
-
-    def __init__(self, names: Sequence[PeerId]) -> None:
-        self.dead: set[PeerId] = set()
-        self.averagers = {name: LinksAverager(STAGE, Generation(3), self._sender(name), self._silent_seconds) for name in names}
-
-    def _silent_seconds(self, peer: PeerId) -> float:
-        return 100.0 if peer in self.dead else 0.0
-
-    def _sender(self, own: PeerId) -> Sender:
-        return Sender(self, own)
-
-    def carry(self, source: PeerId, target: PeerId, message: Message) -> None:
-        if not self.dead & {source, target}:
-            loop = asyncio.get_running_loop()
-            delay = 0.001 * ((ord(source) + 3 * ord(target) + message.key.microbatch) % 5)
-            loop.call_later(delay, self.averagers[target].arrived, source, message)
-
-
-class Sender:
-    def __init__(self, wires: Wires, own: PeerId) -> None:
-        self._wires = wires
-        self._own = own
-
-    def __call__(self, peer: PeerId, message: Message) -> Future[None]:
-        self._wires.carry(self._own, peer, message)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
-def round_of(names: Sequence[PeerId], own: int, seconds: float = 20.0) -> Round:
-    return Round(key="3.7", members=tuple(Member(peer=name) for name in names), own=own, deadline_seconds=seconds, step=7)
+from atoll.protocol.ids import Generation, MicrobatchIndex, StageIndex, StepNumber
+from atoll.protocol.messages import Kind, MessageHeader, MessageKey, TensorHeader
+from support.wires import NAMES, Wires, round_of
 
 
 def values(seed: int) -> list[torch.Tensor]:
@@ -106,6 +65,22 @@ async def test_what_a_plan_that_is_over_waits_for_ends_at_once() -> None:
     wires.averagers[names[0]].advance(Generation(4))
     with pytest.raises(RoundFailed):
         await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_all_hear_what_each_says_and_rounds_of_a_step_do_not_mix() -> None:
+    names = NAMES[:3]
+    wires = Wires(names)
+
+    async def member(own: int) -> list[bytes]:
+        averager, round = wires.averagers[names[own]], round_of(names, own)
+        said = await averager.agree(round, str(own).encode())
+        for number in range(2):
+            (summed,) = await averager.average(round, [torch.full((4,), float(own + number))])
+            assert summed.tolist() == [3.0 + 3.0 * number] * 4
+        return said + await averager.agree(round, f"again {own}".encode())
+
+    said = await asyncio.gather(*map(member, range(3)))
+    assert said == [[b"0", b"1", b"2", b"again 0", b"again 1", b"again 2"]] * 3
 
 
 @pytest.mark.parametrize(
