@@ -75,7 +75,7 @@ def measured(folder: Path, count: int, options: argparse.Namespace) -> float:
     state = folder / f"state-{count}"
     words = ("--peers", str(1 + count), "--set", pins(count), "--chaos", chaos, "--state", state, "--json")
     steps = [event for event in _atoll("swarm", job(folder, options), *words) if event["event"] == "step"]
-    return statistics.median(event["seconds"] for event in steps[WARMING:])
+    return float(statistics.median(event["seconds"] for event in steps[WARMING:]))
 
 
 def _atoll(*words: str | Path) -> list[dict[str, Any]]:
