@@ -3,7 +3,8 @@
     python benchmarks/link.py          between the first two hosts of ATOLL_TEST_HOSTS, or over loopback where that is not set
 
 A transfer lasts until the receiver has said that all of it is there, so a round trip is part of it, on both sides. *busy*
-follows another transfer at once, *idle* a pause. Prints a table and then, as the last line, the same as JSON.
+follows another transfer at once, *idle* a pause. With --tls the link is protected as a run's are, and the same in plain text is
+measured as well, in turns with both. Prints a table and then, as the last line, the same as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         where = json.loads(receiver.stdout.readline() or "{}")
         if not where:
             raise processes.failure("the receiving end did not begin to listen")
-        words = [ENDS, "send", "--host", sending.address, "--link", where["link"], "--tcp", where["tcp"], *secured]
+        words = [ENDS, "send", "--host", sending.address, *secured]
+        words += [word for name, address in where.items() for word in (f"--{name}", address)]
         words += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         sender = processes.start("sender", sending, words)
         assert sender.stdout is not None
@@ -58,19 +60,25 @@ def made_identity(folder: Path) -> str:
 
 
 def rates(measured: dict[str, Any], options: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Median Mbps by what was measured, of both sides, and the ratio."""
+    """Median Mbps by what was measured, of all sides, and the ratios."""
     found = {}
     for what in measured["link"][0]:
-        num_bytes = options["bytes" if what.startswith("long") else "short_bytes"]
-        link, tcp = (num_bytes * 8 / 1e6 / statistics.median(one[what] for one in measured[side]) for side in ("link", "tcp"))
-        found[what] = {"link_mbps": link, "tcp_mbps": tcp, "ratio": link / tcp}
+        megabits = options["bytes" if what.startswith("long") else "short_bytes"] * 8 / 1e6
+        sides = [side for side in ("link", "plain", "tcp") if side in measured]
+        speed = {side: megabits / statistics.median(one[what] for one in measured[side]) for side in sides}
+        found[what] = {f"{side}_mbps": one for side, one in speed.items()}
+        found[what] |= {("ratio" if side == "tcp" else "of_plain"): speed["link"] / speed[side] for side in sides[1:]}
     return found
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
     """The figures for people."""
-    lines = [f"{'transfer':16} {'Atoll, Mbps':>12} {'TCP, Mbps':>12} {'Atoll/TCP':>10}"]
-    lines += [f"{what:16} {one['link_mbps']:12.1f} {one['tcp_mbps']:12.1f} {one['ratio']:10.3f}" for what, one in found.items()]
+    columns = {"link_mbps": "Atoll, Mbps", "plain_mbps": "plain, Mbps", "tcp_mbps": "TCP, Mbps"}
+    columns |= {"ratio": "Atoll/TCP", "of_plain": "Atoll/plain"}
+    used = [column for column in columns if all(column in one for one in found.values())]
+    lines = [" ".join([f"{'transfer':16}", *(f"{columns[column]:>12}" for column in used)])]
+    for what, one in found.items():
+        lines.append(" ".join([f"{what:16}", *(f"{one[column]:12.{1 if column.endswith('mbps') else 3}f}" for column in used)]))
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """The two ends of one link, each a process on its host; started by ``link.py``.
 
 ``receive`` listens, for Atoll's link and for a plain TCP stream, and says where in one line of JSON; it ends with its standard
-input. ``send`` transfers to it over both in turns, and prints the seconds of every transfer as JSON.
+input. ``send`` transfers to it over both in turns, and prints the seconds of every transfer as JSON. With an identity there is
+a link over TLS as well.
 """
 
 from __future__ import annotations
@@ -52,10 +53,13 @@ def links_of(own: PeerId, security: Security) -> Links:
     return links
 
 
-def security_of(own: PeerId, identity: str | None) -> Security:
-    """Mutual TLS with the authority in that folder; without one plain text, also between hosts."""
-    if identity is None:
-        return PlainText(anywhere=True)
+def securities_of(own: PeerId, identity: str | None) -> dict[str, Security]:
+    """By what a link so protected is called: plain text, also between hosts, and TLS with the authority in that folder."""
+    plain = PlainText(anywhere=True)
+    return {"link": plain} if identity is None else {"plain": plain, "link": tls_of(own, identity)}
+
+
+def tls_of(own: PeerId, identity: str) -> Security:
     authority = Authority.existing(Path(identity))
     key, now, day = new_key(), datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     certificate = authority.issue(Role.PEER, own, key.public_key(), now, day)
@@ -76,17 +80,20 @@ async def configure(links: Links, other: PeerId, address: str, *, dial: bool) ->
 
 
 async def receive(host: str, identity: str | None) -> None:
-    security = security_of(RECEIVER, identity)
-    links = links_of(RECEIVER, security)
-    links_server, link_address = await start_server([links.register], f"{host}:0", security=security)
+    links, servers, where = [], [], {}
+    for name, security in securities_of(RECEIVER, identity).items():
+        links.append(links_of(RECEIVER, security))
+        server, where[name] = await start_server([links[-1].register], f"{host}:0", security=security)
+        servers.append(server)
     tcp_server = await asyncio.start_server(swallow, host, 0, limit=2**22)
-    tcp_address = f"{host}:{tcp_server.sockets[0].getsockname()[1]}"
-    print(json.dumps({"link": link_address, "tcp": tcp_address}), flush=True)
-    await configure(links, SENDER, "", dial=False)
+    where["tcp"] = f"{host}:{tcp_server.sockets[0].getsockname()[1]}"
+    print(json.dumps(where), flush=True)
+    await asyncio.gather(*(configure(each, SENDER, "", dial=False) for each in links))
     await asyncio.to_thread(sys.stdin.read)
     tcp_server.close()
-    await links.close()
-    await links_server.stop(0)
+    for each, server in zip(links, servers, strict=True):
+        await each.close()
+        await server.stop(0)
 
 
 async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -104,12 +111,13 @@ async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def send(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    links = links_of(SENDER, security_of(SENDER, options.identity))
-    await configure(links, RECEIVER, options.link, dial=True)
+    links = {name: links_of(SENDER, security) for name, security in securities_of(SENDER, options.identity).items()}
+    for name, each in links.items():
+        await configure(each, RECEIVER, getattr(options, name), dial=True)
     host, _, port = options.tcp.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
     over: dict[str, Transfer] = {
-        "link": Messages(links, options.message_bytes).transfer,
+        **{name: Messages(each, options.message_bytes).transfer for name, each in links.items()},
         "tcp": lambda num_bytes: over_tcp(reader, writer, num_bytes),
     }
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in over}
@@ -117,7 +125,8 @@ async def send(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
         for name in list(over) if turn % 2 == 0 else reversed(list(over)):
             measured[name].append(await one_round(over[name], options))
     writer.close()
-    await links.close()
+    for each in links.values():
+        await each.close()
     return measured
 
 
@@ -176,6 +185,7 @@ def main() -> None:
     parser.add_argument("role", choices=["receive", "send"])
     parser.add_argument("--host", required=True, help="this host's own address")
     parser.add_argument("--link", help="where the receiving end's link listens")
+    parser.add_argument("--plain", help="where the one in plain text listens, if the other is over TLS")
     parser.add_argument("--tcp", help="where its plain TCP stream listens")
     parser.add_argument("--identity", help="the folder of an authority, for TLS")
     for number in ("bytes", "short-bytes", "message-bytes", "rounds"):

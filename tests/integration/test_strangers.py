@@ -2,82 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from atoll.coordinator.events import PeerEvent, StepEvent, VoidEvent
-from atoll.protocol.channel import parse_address
-from atoll.protocol.open_files import allow_many_connections
 from support.coordinated import Coordinated, coordinated, tiny_job
+from support.strangers import strangers_at
 
-PIECE = os.urandom(16 * 1024)
-
-
-async def silent(address: str) -> None:
-    """Connects, says nothing, and connects again whenever it is thrown out."""
-    where = parse_address(address)
-    while True:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(where.host, where.port)
-            try:
-                await reader.read()
-            finally:
-                writer.close()
-        await asyncio.sleep(0.05)
+MOST_GROWTH = 1.10
+STEPS = 40
+"""Of each part of the measurement: before they come, while they are there, and after they have gone."""
+SETTLING_STEPS = 5
 
 
-async def noisy(address: str) -> None:
-    """Sends garbage until it is thrown out, and again."""
-    where = parse_address(address)
-    while True:
-        with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection(where.host, where.port)
-            try:
-                for _ in range(64):
-                    writer.write(PIECE)
-                    await writer.drain()
-            finally:
-                writer.close()
-        await asyncio.sleep(0.01)
+def assert_undisturbed(run: Coordinated) -> None:
+    assert run.told(VoidEvent) == []
+    assert [event.name for event in run.told(PeerEvent) if event.state == "lost"] == []
 
 
-@contextlib.asynccontextmanager
-async def strangers(addresses: list[str], num_silent: int, num_noisy: int) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """So many at each address."""
-    tasks = [
-        asyncio.create_task(kind(address))
-        for address in addresses
-        for kind, count in ((silent, num_silent), (noisy, num_noisy))
-        for _ in range(count)
-    ]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@pytest.mark.parametrize(
-    ("num_silent", "num_noisy"),
-    [(20, 2), pytest.param(1000, 100, marks=[pytest.mark.release, pytest.mark.timeout(600)])],
-)
-async def test_who_belongs_is_not_disturbed(tmp_path: Path, num_silent: int, num_noisy: int) -> None:
-    allow_many_connections()
+async def test_who_belongs_is_not_disturbed(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, steps=10, plan={"stages": 2})
     async with coordinated(job, tmp_path / "state", peers=2, insecure=False) as run:
         await run.until_told(StepEvent, step=1)
-        addresses = [run.address, *addresses_of(run)]
-        async with strangers(addresses, num_silent // len(addresses) + 1, num_noisy // len(addresses) + 1) as tasks:
+        async with strangers_at([run.address, *addresses_of(run)], silent=20, noisy=2):
             assert (await run.ended()).finished
-            assert not [task for task in tasks if task.done()], "a stranger gave up: the test shows nothing"
-        assert run.told(VoidEvent) == []
-        assert [event.name for event in run.told(PeerEvent) if event.state == "lost"] == []
+        assert_undisturbed(run)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1800)
+async def test_a_thousand_strangers_make_steps_little_longer(tmp_path: Path) -> None:
+    """On a machine that does nothing else. The steps before and after are one measurement: a machine gets slower by itself."""
+    options = {"layers": 4, "width": 128, "heads": 4, "context": 64}
+    job = tiny_job(tmp_path, steps=4 * STEPS, batch=16, options=options, plan={"stages": 2})
+    async with coordinated(job, tmp_path / "state", peers=2, insecure=False) as run:
+        await run.until_told(StepEvent, step=STEPS)
+        came = run.told(StepEvent)[-1].step
+        async with strangers_at([run.address, *addresses_of(run)], silent=1000, noisy=100):
+            first = run.told(StepEvent)[-1].step + 1
+            await run.until_told(StepEvent, step=first + STEPS)
+            went = run.told(StepEvent)[-1].step + SETTLING_STEPS
+        assert (await run.ended()).finished
+        assert_undisturbed(run)
+        seconds = {event.step: event.seconds for event in run.told(StepEvent)}
+        during = median(seconds[step] for step in range(first, first + STEPS))
+        others = median(taken for step, taken in seconds.items() if SETTLING_STEPS < step <= came or step > went)
+        print(f"{1e3 * others:.1f} ms a step without strangers, {1e3 * during:.1f} ms with: {during / others:.3f}")
+        assert during / others < MOST_GROWTH
 
 
 def addresses_of(run: Coordinated) -> list[str]:
