@@ -21,6 +21,7 @@ from atoll.coordinator import translation
 from atoll.coordinator.chaos import CoordinatorChaos
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
+from atoll.coordinator.examining import ExaminationServicer
 from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.identity.run_identity import RunIdentity
 from atoll.coordinator.measurements import Measurements
@@ -105,6 +106,7 @@ class Coordinator:
             on_answer=lambda peer, message: self._surveyor.answered(peer, message),
             on_gone=lambda peer: self._surveyor.gone(peer),
             on_removed=self._revoke,
+            is_vouched=lambda peer: self._identity is not None and peer in self._identity.register.trusted(),
         )
         self._surveyor = Surveyor(
             sessions=self._sessions,
@@ -117,6 +119,7 @@ class Coordinator:
         self._folder: StateFolder | None = None
         self._identity: RunIdentity | None = None
         self._security: Security = PlainText()
+        self._examination: ExaminationServicer | None = None
         self._origin: Origin | None = None
         self._conductor: Conductor | None = None
         self._server: grpc.aio.Server | None = None
@@ -289,9 +292,11 @@ class Coordinator:
         )
         register_sessions = session_pb2_grpc.add_CoordinatorServicer_to_server
         register_operator = operator_pb2_grpc.add_OperatorServicer_to_server
+        examination = self._examination = ExaminationServicer(_version(), self._security)
         probes = ProbesServicer(COORDINATOR, most_at_once=LATENCIES_AT_ONCE, refusal=self._not_here)
         enrolment = () if self._identity is None else (self._identity.add_services,)
         servicers = (
+            examination.register,
             *enrolment,
             probes.register,
             partial(register_sessions, CoordinatorServicer(self._sessions, self._state)),
@@ -360,8 +365,9 @@ class Coordinator:
                 _log.warning("%s", turned_away)
 
     async def _not_here(self, name: str) -> str | None:
-        """Why nobody of that name is served a probe; None where it has a session."""
+        """Why nobody of that name is served a probe; None where it has a session, or was examined just now."""
         here = self._identity is None or self._sessions.find(PeerId(name)) is not None
+        here = here or (self._examination is not None and self._examination.is_here(name))
         return None if here else f"{name[:80]} has no session with this coordinator"
 
     async def _drive(self) -> None:

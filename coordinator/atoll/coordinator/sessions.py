@@ -29,7 +29,7 @@ class Sessions:
     """``run`` is the run's name, ``run_id`` what it is called for ever, known once its folder is open. ``post`` takes the
     events; ``on_measured`` is shown each Ready and StageReport for what it tells of memory and links. ``on_answer`` gets each
     Measured and Probed, which are no matter of the run, ``on_gone`` the name of each peer that is here no longer, and
-    ``on_removed`` of each that the operator removed, once it must go."""
+    ``on_removed`` of each that the operator removed, once it must go. ``is_vouched``: whether a peer was invited as trusted."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Sessions:
         on_answer: OnReport = lambda peer, message: None,
         on_gone: Callable[[PeerId], None] = lambda peer: None,
         on_removed: Callable[[PeerId], None] = lambda peer: None,
+        is_vouched: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
         self.membership = Membership(time.monotonic(), lease_seconds)
         self.run_id = ""
@@ -52,6 +53,7 @@ class Sessions:
         self._on_answer = on_answer
         self._on_gone = on_gone
         self._on_removed = on_removed
+        self._is_vouched = is_vouched
         self._revoked: tuple[str, ...] = ()
         self._sessions: dict[PeerId, PeerSession] = {}
         self._over: str | None = None
@@ -226,7 +228,7 @@ class Sessions:
     def _joined(self, session: PeerSession) -> PeerJoined:
         said = session.member.introduction
         return PeerJoined(
-            offer=_offer(session.member),
+            offer=_offer(session.member, vouched=self._is_vouched(session.peer)),
             held=session.held,
             snapshots=said.snapshots.get(self.run_id, ()),
             disk_bytes=said.disk_bytes,
@@ -246,12 +248,13 @@ class Sessions:
         return known
 
 
-def _offer(member: Member) -> PeerOffer:
+def _offer(member: Member, *, vouched: bool) -> PeerOffer:
     said = member.introduction
     return PeerOffer(
         name=member.name,
         flops_per_second=said.flops_per_second,
         memory_bytes=said.memory_bytes,
+        vouched=vouched,
         machine=said.machine,
         cores=said.cores,
         threads=said.threads,

@@ -75,15 +75,19 @@ def _has_parameters(node: Node) -> bool:
 
 
 def offers_under(job: Job, peers: Sequence[PeerOffer]) -> tuple[PeerOffer, ...]:
-    """The peers, those that the job does not name as trusted marked. Raises PlacementError when a pin's peer is not there."""
+    """The peers, with those marked that neither the job names as trusted nor the operator invited as such. Raises
+    PlacementError when a pin's peer is not there, or nobody is whom the ends could be left to."""
     names = {peer.name for peer in peers}
     for module, owner in job.plan.pinned_modules.items():
         if owner not in names:
             raise PlacementError(f"plan.pin gives {module} to {owner!r}, which has not joined; start it or remove the pin")
-    if not job.plan.trusted:
+    if not job.plan.trusted and not job.plan.trusted_ends:
         return tuple(peers)
-    trusted = set(job.plan.trusted)
+    trusted = {*job.plan.trusted, *(peer.name for peer in peers if peer.vouched)}
     if job.plan.trusted_ends and not trusted & names:
-        listed = ", ".join(sorted(trusted))
-        raise PlacementError(f"plan.trusted_ends needs one of plan.trusted ({listed}), and none has joined; start one of them")
+        named = f"one of plan.trusted ({', '.join(sorted(trusted))}) or " if trusted else ""
+        raise PlacementError(
+            f"plan.trusted_ends needs {named}a peer that was invited with `atoll invite --role trusted`, and none has joined; "
+            "start one of them"
+        )
     return tuple(replace(peer, trusted=peer.trusted and peer.name in trusted) for peer in peers)

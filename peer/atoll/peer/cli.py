@@ -1,4 +1,4 @@
-"""The GPU owner's command line: ``atoll-peer join`` and ``atoll-peer bench``."""
+"""The GPU owner's command line: ``atoll-peer join``, ``atoll-peer doctor`` and ``atoll-peer bench``."""
 
 from __future__ import annotations
 
@@ -133,6 +133,45 @@ def join(
         patience=Patience(end=seconds_of_flag(wait, "--wait")),
     )
     raise typer.Exit(asyncio.run(_run(settings, where)))
+
+
+@app.command()
+def doctor(
+    coordinator: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where `atoll run` listens.")],
+    name: Annotated[str | None, typer.Option(help="What this peer is called when it joins.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="ATOLL_TOKEN", show_envvar=False, help="What `atoll invite` printed; or ATOLL_TOKEN."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="In plain text, to a coordinator on this machine.")] = False,
+    device: Device = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where other peers may connect to.")] = None,
+    advertise: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The address that other peers are told.")] = None,
+    cache: Cache = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line instead of a table.")] = False,
+) -> None:
+    """Look at all that a peer here needs to work for the run at HOST:PORT, and say what mends what is bad (exit status 1)."""
+    from atoll.peer.diagnosis import is_fit
+    from atoll.peer.doctor_table import show
+    from atoll.peer.profile import choose_device
+    from atoll.peer.settings import PeerSettings, default_cache, default_name
+    from atoll.protocol.channel import parse_address
+    from atoll.protocol.errors import JobError
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    if token and not name:
+        raise JobError("--name", "a token is for the peer that comes with it first; give the name that this one joins under")
+    settings = PeerSettings(
+        coordinator=parse_address(coordinator),
+        name=name or default_name(),
+        device=choose_device(device),
+        listen=None if listen is None else str(parse_address(listen, "--listen")),
+        advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
+        cache=cache or default_cache(),
+        token=token or None,
+        insecure=insecure,
+    )
+    raise typer.Exit(0 if is_fit(asyncio.run(show(settings, as_json=as_json))) else 1)
 
 
 @app.command()

@@ -17,6 +17,7 @@ _OF_COORDINATOR: Mapping[str, frozenset[Role]] = {
     "Coordinator/Session": frozenset({Role.PEER}),
     "Coordinator/StoreState": frozenset({Role.PEER}),
     "Coordinator/FetchState": frozenset({Role.PEER}),
+    "Examination/Examine": frozenset({Role.PEER}),
     "Operator/Status": frozenset({Role.OPERATOR}),
     "Operator/Fleet": frozenset({Role.OPERATOR}),
     "Operator/Stop": frozenset({Role.OPERATOR}),

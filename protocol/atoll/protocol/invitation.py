@@ -31,7 +31,9 @@ _FINGERPRINT_BYTES, _ID_BYTES, _SECRET_BYTES, _CHECK_BYTES = 32, 6, 16, 4
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _LIFETIME = datetime.timedelta(days=3650)
 """Of an invitation's authority; the coordinator counts hours and uses."""
-_ASKING_LIFETIME = datetime.timedelta(hours=2)
+_ASKING_LIFETIME = datetime.timedelta(days=1, hours=2)
+_ASKING_AHEAD = datetime.timedelta(days=1)
+"""How far the clock of whoever asks may be ahead, or behind: the coordinator says so, and its certificates decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +85,9 @@ def asking_certificate(token: Token, run_id: str, now: datetime.datetime) -> tup
     key, authority = new_key(), _key(token)
     issuer = invitation_authority(token, now).subject
     names = alternative_names(run_id, Role.INVITATION, token.invitation)
-    certificate = make_end(
-        f"with invitation {token.invitation}", key.public_key(), names, (issuer, authority), now, _ASKING_LIFETIME
-    )
+    begins, lifetime = now - _ASKING_AHEAD, _ASKING_AHEAD + _ASKING_LIFETIME
+    subject = f"with invitation {token.invitation}"
+    certificate = make_end(subject, key.public_key(), names, (issuer, authority), begins, lifetime)
     return key, certificate
 
 

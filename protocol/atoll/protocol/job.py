@@ -255,7 +255,7 @@ class PlanSection(Section):
     """Modules of the model by path, and the name of the peer that must hold each. Or every stage by its number, and the names
     of the peers that are its replicas."""
     trusted: Annotated[tuple[str, ...], Field(strict=False, examples=[["attic", "lab"]])] = ()
-    """Names of peers; with trusted_ends no other peer sees the data or the loss."""
+    """Names of peers; with trusted_ends no others, but those invited with --role trusted, see the data or the loss."""
     trusted_ends: bool = False
     """Keep the first and the last stage on peers that are trusted."""
 
@@ -293,14 +293,6 @@ class PlanSection(Section):
     def pinned_stages(self) -> tuple[tuple[str, ...], ...]:
         """The replicas of each stage, where the job names them."""
         return tuple(tuple(self.pin[key]) for key in sorted(self.pin, key=int)) if "0" in self.pin else ()
-
-    @model_validator(mode="after")
-    def _someone_is_trusted(self) -> Self:
-        if self.trusted_ends and not self.trusted:
-            raise WrongValue(
-                "trusted_ends", "true needs to know whom to trust; name peers in plan.trusted, or leave it at false"
-            )
-        return self
 
 
 class Job(Section):

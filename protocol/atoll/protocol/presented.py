@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import datetime
 import ssl
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography import x509
 
 from atoll.protocol.addresses import Address
-from atoll.protocol.certificates import certificate_of_pem, fingerprint
+from atoll.protocol.certificates import CLOCK_TOLERANCE, certificate_of_pem, fingerprint
 from atoll.protocol.errors import SessionError, WireError
 from atoll.protocol.security import Credentials
 
@@ -22,11 +23,42 @@ PAUSE_SECONDS = 0.2
 LOOK_SECONDS = 2.0
 
 
-async def presented_authority(address: Address, within_seconds: float) -> x509.Certificate:
-    """The certificate at the end of the chain. Raises SessionError when nothing listens there in time, or no TLS is spoken.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presented:
+    """What is shown at an address: whose certificate it is, and the one at the end of the chain. It proves nothing yet: the
+    caller compares the fingerprint, and gRPC then checks the chain and who has its keys."""
 
-    It proves nothing yet: the caller compares its fingerprint, and gRPC then checks the chain and who has its keys.
-    """
+    own: x509.Certificate
+    authority: x509.Certificate
+
+    def wrong_clock(self, now: datetime.datetime) -> str | None:
+        """A sentence where this machine's clock lies outside the time for which the certificate holds, by which the
+        connection would fail; None where it lies within."""
+        begins, ends = self.own.not_valid_before_utc, self.own.not_valid_after_utc
+        if begins <= now <= ends:
+            return None
+        # Certificates are made as if an hour earlier, which a clock may be behind.
+        behind = now < begins
+        hours = ((begins + CLOCK_TOLERANCE - now) if behind else (now - ends)).total_seconds() / 3600.0
+        held = f"valid from {_shown(begins)} on" if behind else f"valid until {_shown(ends)}"
+        return (
+            f"this machine's clock says {_shown(now)}, and what the run shows is {held}: the clock is at least {hours:.1f} h "
+            f"{'behind' if behind else 'ahead'}, or the run's is wrong; set it, for example with `timedatectl set-ntp true`"
+        )
+
+
+async def presented_authority(address: Address, within_seconds: float) -> x509.Certificate:
+    """The certificate at the end of the chain. Raises SessionError when nothing listens there in time, no TLS is spoken, or
+    this machine's clock is so wrong that no connection will be."""
+    found = await presented(address, within_seconds)
+    wrong = found.wrong_clock(datetime.datetime.now(datetime.UTC))
+    if wrong is not None:
+        raise SessionError(wrong)
+    return found.authority
+
+
+async def presented(address: Address, within_seconds: float) -> Presented:
+    """What is shown there. Raises SessionError when nothing listens there in time, or no TLS is spoken."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_seconds
     problem = "nothing listens there"
@@ -54,7 +86,7 @@ async def why_refused(address: Address, shown: Credentials) -> str:
     certificate = certificate_of_pem(shown.certificate)
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
-        ended = f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        ended = _shown(certificate.not_valid_after_utc)
         return (
             f"this side's certificate ended at {ended}: get a new invitation with `atoll invite`, or set this machine's clock"
         )
@@ -70,7 +102,7 @@ async def why_refused(address: Address, shown: Credentials) -> str:
         )
     return (
         f"{address} does not accept this side's certificate, or its own is not valid by this machine's clock "
-        f"({now:%Y-%m-%d %H:%M} UTC): set both machines' clocks, or get a new invitation with `atoll invite`"
+        f"({_shown(now)}): set both machines' clocks, or get a new invitation with `atoll invite`"
     )
 
 
@@ -79,7 +111,11 @@ def short(fingerprint_bytes: bytes) -> str:
     return fingerprint_bytes[:8].hex(":")
 
 
-async def _look(address: Address) -> x509.Certificate:
+def _shown(moment: datetime.datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+async def _look(address: Address) -> Presented:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -95,7 +131,7 @@ async def _look(address: Address) -> x509.Certificate:
     if not chain:
         raise ssl.SSLError(1, "it shows no certificate")
     try:
-        return certificate_of_pem(chain[-1])
+        return Presented(own=certificate_of_pem(chain[0]), authority=certificate_of_pem(chain[-1]))
     except WireError as error:
         raise ssl.SSLError(1, str(error)) from error
 

@@ -97,5 +97,18 @@ def test_a_fleet_may_trust_fewer() -> None:
 
 
 def test_nobody_trusted_has_joined() -> None:
-    with pytest.raises(PlacementError, match=r"plan.trusted_ends needs one of plan.trusted \(lab\), and none has joined"):
+    with pytest.raises(PlacementError, match=r"needs one of plan.trusted \(lab\) or a peer .* --role trusted`, and none has"):
         offers_under(job_with(trusted=["lab"], trusted_ends=True), PEERS)
+    with pytest.raises(
+        PlacementError, match=r"plan.trusted_ends needs a peer that was invited with `atoll invite --role trusted`"
+    ):
+        offers_under(job_with(trusted_ends=True), PEERS)
+
+
+def test_who_was_invited_as_trusted_is() -> None:
+    vouched = tuple(dataclasses.replace(peer, vouched=peer.name == "peer-01") for peer in PEERS)
+    offers = offers_under(job_with(trusted_ends=True), vouched)
+    assert [peer.name for peer in offers if peer.trusted] == ["peer-01"]
+    offers = offers_under(job_with(trusted=["peer-02"], trusted_ends=True), vouched)
+    assert [peer.name for peer in offers if peer.trusted] == ["peer-01", "peer-02"]
+    assert offers_under(job_with(), vouched) == vouched

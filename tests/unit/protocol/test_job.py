@@ -140,10 +140,6 @@ def test_the_examples_are_valid() -> None:
             "averaging.compression: fp16 needs the transport hivemind; set averaging.transport to hivemind, or use none or "
             "powersgd-4",
         ),
-        (
-            "plan.trusted_ends=true",
-            "plan.trusted_ends: true needs to know whom to trust; name peers in plan.trusted, or leave it at false",
-        ),
         # missing
         ("training={steps: 3}", "training.batch: this key is missing; add it, for example `batch: 16`"),
         ("model.builtin=null", "model: no model is given; give exactly one of builtin, huggingface or factory"),

@@ -69,9 +69,9 @@ def trust_of(fleet: Fleet, job: Job) -> tuple[str, ...]:
     if not job.plan.trusted_ends:
         return ()
     names = {peer.name for peer in fleet.peers if peer.trusted}
-    trusted = [name for name in job.plan.trusted if name in names]
+    trusted = [name for name in job.plan.trusted or sorted(names) if name in names]
     if not trusted:
-        listed = ", ".join(job.plan.trusted)
+        listed = ", ".join(job.plan.trusted) or "those that it trusts"
         raise UsageError(f"plan.trusted_ends needs a peer of plan.trusted ({listed}) that the fleet file has and trusts")
     return (f"plan.trusted=[{', '.join(trusted)}]",)
 

@@ -214,6 +214,7 @@ def fleet_offers(fleet: Fleet) -> tuple[PeerOffer, ...]:
             flops_per_second=peer.flops_per_second,
             memory_bytes=int(peer.memory),
             trusted=peer.trusted,
+            vouched=peer.trusted,
             coordinator_round_trip_seconds=peer.rtt or 0.0,
             machine=peer.machine or "",
             cores=0 if peer.machine is None else fleet.cores_of(peer.machine)[0],

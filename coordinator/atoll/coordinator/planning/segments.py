@@ -90,7 +90,8 @@ class PeerOffer:
     ``flops_per_second``; ``overhead_seconds`` is added to each work. ``coordinator_round_trip_seconds`` is what a small message
     takes to the coordinator and back.
 
-    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends. Peers that name the same
+    Only ``trusted`` peers hold the first and the last stage where the request asks for trusted ends; ``vouched``: the operator
+    invited it as one of them. Peers that name the same
     ``machine`` share its ``cores``: while more of their ``threads`` compute than there are, each gets its part. An empty name
     is a machine of its own; ``beside_coordinator`` says that the coordinator runs there too. ``handling_seconds`` are those for
     which one end of a small message keeps a core busy, 0 where that is not known. ``codecs`` are those whose speed there was
@@ -104,6 +105,7 @@ class PeerOffer:
     overhead_seconds: float = 0.0
     coordinator_round_trip_seconds: float = 0.0
     trusted: bool = True
+    vouched: bool = False
     machine: str = ""
     cores: int = 0
     threads: int = 1
