@@ -26,7 +26,7 @@ from contestants import ROOT
 STAGES = ("--set", "plan.stages=2", "--set", "plan.replicas=auto")
 WARMING = 3
 """Steps whose seconds do not count."""
-GPT = {"layers": 2, "width": 64, "heads": 2, "context": 64, "vocabulary": 4096, "tied": False}
+GPT = {"layers": 1, "width": 64, "heads": 2, "context": 128, "vocabulary": 8192, "tied": False}
 """Nearly all of it is the head, which no cut divides."""
 
 
@@ -37,7 +37,7 @@ def job(folder: Path, options: argparse.Namespace) -> Path:
         yaml.safe_dump(
             {
                 "model": {"builtin": "gpt", "options": GPT},
-                "data": {"random": {"kind": "tokens", "vocabulary": 4096}, "sequence_length": 64},
+                "data": {"random": {"kind": "tokens", "vocabulary": 8192}, "sequence_length": 128},
                 "training": {"steps": options.steps, "batch": 16, "microbatch": 1},
                 "network": {"compression": "raw"},
                 "durability": {"snapshot_every": 1000},

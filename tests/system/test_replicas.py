@@ -135,6 +135,19 @@ def assert_alike(*runs: Ran) -> None:
 
 
 @pytest.mark.release
+async def test_a_slowed_replica_is_dealt_fewer_microbatches(tmp_path: Path) -> None:
+    slow = {"fault": "slow", "peer": "peer-2", "step": 3, "phase": "forward", "factor": 8}
+    training = {"steps": 30, "batch": 12, "microbatch": 1, "evaluate_every": 30}
+    job = write_job(tmp_path, training=training, plan={"pin": {0: ["peer-1", "peer-2"]}}, network={"compression": "raw"})
+    ran = await run_swarm(tmp_path / "run", job, [slow], "--peers", "2", within_seconds=LONGEST_SECONDS)
+    moved = [event for event in ran.events if event["event"] == "moved"]
+    assert moved, ran.log
+    assert moved[0]["bytes"] == 0
+    assert "peer-2 takes" in moved[0]["reason"]
+    assert [step for step, _ in ran.outcome.losses] == list(range(1, 31))
+
+
+@pytest.mark.release
 async def test_two_runs_of_processes_have_the_same_bits(tmp_path: Path, calm: list[tuple[Path, Ran]]) -> None:
     _, first = await undisturbed(tmp_path, calm)
     second = await run_swarm(tmp_path / "again", replicated_job(tmp_path), [], *WORDS)

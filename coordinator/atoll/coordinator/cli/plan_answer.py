@@ -43,31 +43,8 @@ class Answer:
     def goodput(self) -> float:
         """Units a second of steps that are committed, with those failures."""
         step = self.planned.step_seconds
-        expected = expected_step_seconds(
-            step,
-            failures_per_hour=self.failures_per_hour,
-            replica_share=self.replica_share,
-            takeover_seconds=self._takeover_seconds,
-        )
+        expected = expected_step_seconds(step, failures_per_hour=self.failures_per_hour)
         return self.units_per_second * step / expected
-
-    @property
-    def replica_share(self) -> float:
-        """The part of the peers that are one of several replicas: losing one of them voids no step."""
-        pipeline = self.planned.pipeline
-        return sum(len(seats) for seats in pipeline.seats if len(seats) > 1) / len(pipeline.stages)
-
-    @property
-    def _takeover_seconds(self) -> float:
-        """How much longer a step takes at most in which the others of a stage do all that one replica was dealt."""
-        pipeline, seconds = self.planned.pipeline, self.planned.simulation.compute_seconds
-        longest = 0.0
-        for seats in pipeline.seats:
-            for seat in seats if len(seats) > 1 else ():
-                speed = 1.0 / pipeline.stages[seat].microbatch_seconds if pipeline.stages[seat].microbatch_seconds else 0.0
-                others = sum(1.0 / max(pipeline.stages[other].microbatch_seconds, 1e-12) for other in seats if other != seat)
-                longest = max(longest, seconds[seat] * speed / others)
-        return longest
 
 
 def lines(answer: Answer) -> Iterator[str]:
@@ -84,10 +61,7 @@ def lines(answer: Answer) -> Iterator[str]:
     yield f"microbatch   {_counted(size, 'sample')}, {_counted(number, 'microbatch', 'microbatches')} a step"
     if answer.failures_per_hour:
         often = f"{answer.failures_per_hour:g} {'failure' if answer.failures_per_hour == 1 else 'failures'} an hour"
-        cost = "that void a step each" if answer.replica_share < 1.0 else "that replicas make good"
-        if 0.0 < answer.replica_share < 1.0:
-            cost = f"of which those of replicas, {answer.replica_share:.0%}, void no step"
-        yield f"goodput      {answer.goodput:,.0f} {answer.unit}/s with {often} {cost}"
+        yield f"goodput      {answer.goodput:,.0f} {answer.unit}/s with {often} that void a step each"
     for stage, seconds in enumerate(planned.simulation.averaging_seconds):
         if seconds > 0.0:
             share = f"{seconds / planned.step_seconds:.0%} of the step"

@@ -12,21 +12,14 @@ RECOVERY_SECONDS = 5.0
 
 
 def expected_step_seconds(
-    step_seconds: float,
-    *,
-    failures_per_hour: float,
-    recovery_seconds: float = RECOVERY_SECONDS,
-    replica_share: float = 0.0,
-    takeover_seconds: float = 0.0,
+    step_seconds: float, *, failures_per_hour: float, recovery_seconds: float = RECOVERY_SECONDS
 ) -> float:
     """How long a committed step takes on average while failures come at random, at that rate.
 
     A failure voids the step in progress, which begins again when the recovery is over; one that comes during a recovery
-    restarts it. Infinite where hardly any step would ever be committed. ``replica_share`` of the failures hit a replica, whose
-    microbatches others take over in the same step, for which it then takes ``takeover_seconds`` longer.
+    restarts it. Infinite where hardly any step would ever be committed. The loss of a replica voids the step like any other.
     """
-    step_seconds += replica_share * failures_per_hour / SECONDS_AN_HOUR * step_seconds * takeover_seconds
-    rate = (1.0 - replica_share) * failures_per_hour / SECONDS_AN_HOUR
+    rate = failures_per_hour / SECONDS_AN_HOUR
     if rate == 0.0:
         return step_seconds
     # The expected wait until no failure has come for t seconds is (exp(rate t) - 1) / rate; of the recoveries there is one for

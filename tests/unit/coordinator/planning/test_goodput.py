@@ -48,11 +48,3 @@ def test_rare_failures_cost_half_a_step_and_a_recovery_each() -> None:
 def test_where_failures_leave_no_time_for_a_step_it_takes_for_ever(step: float, recovery: float) -> None:
     assert expected_step_seconds(step, failures_per_hour=1e6, recovery_seconds=recovery) == math.inf
     assert expected_step_seconds(step, failures_per_hour=1e4, recovery_seconds=recovery) < math.inf
-
-
-def test_failures_of_replicas_void_nothing() -> None:
-    void = expected_step_seconds(10.0, failures_per_hour=30.0)
-    half = expected_step_seconds(10.0, failures_per_hour=30.0, replica_share=0.5, takeover_seconds=2.0)
-    none = expected_step_seconds(10.0, failures_per_hour=30.0, replica_share=1.0, takeover_seconds=2.0)
-    assert none == pytest.approx(10.0 + 10.0 * 30.0 / 3600.0 * 2.0)
-    assert none < half < void
