@@ -3,12 +3,15 @@ each time, however long one takes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import torch
 
+# As the commands do: gRPC would write a line for each connection that does not come through TLS.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from support.leaks import LeakCheck
 
 hypothesis.settings.register_profile("atoll", deadline=None, derandomize=True)

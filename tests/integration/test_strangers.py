@@ -22,6 +22,7 @@ def assert_undisturbed(run: Coordinated) -> None:
     assert [event.name for event in run.told(PeerEvent) if event.state == "lost"] == []
 
 
+@pytest.mark.timeout(300)
 async def test_who_belongs_is_not_disturbed(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, steps=10, plan={"stages": 2})
     async with coordinated(job, tmp_path / "state", peers=2, insecure=False) as run:

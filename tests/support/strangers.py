@@ -14,9 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.open_files import allow_many_connections
-from support.swarm import environment
 
 _PIECE = os.urandom(16 * 1024)
 _TESTS = Path(__file__).parents[1]
@@ -30,11 +28,11 @@ class Strangers:
     def __init__(self) -> None:
         self.made = 0
 
-    async def silent(self, address: Address) -> None:
+    async def silent(self, host: str, port: int) -> None:
         """Connects, says nothing, and connects again whenever it is thrown out."""
         while True:
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(address.host, address.port)
+                reader, writer = await asyncio.open_connection(host, port)
                 self.made += 1
                 try:
                     await reader.read()
@@ -42,11 +40,11 @@ class Strangers:
                     writer.close()
             await asyncio.sleep(0.05)
 
-    async def noisy(self, address: Address) -> None:
+    async def noisy(self, host: str, port: int) -> None:
         """Sends garbage until it is thrown out, and again."""
         while True:
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(address.host, address.port)
+                _, writer = await asyncio.open_connection(host, port)
                 self.made += 1
                 try:
                     while True:
@@ -62,9 +60,10 @@ async def come(num_silent: int, num_noisy: int, addresses: list[str]) -> None:
     os.nice(LEAST_NICE)
     allow_many_connections()
     strangers = Strangers()
-    where = [parse_address(text) for text in addresses]
-    tasks = [asyncio.create_task(strangers.silent(where[number % len(where)])) for number in range(num_silent)]
-    tasks += [asyncio.create_task(strangers.noisy(where[number % len(where)])) for number in range(num_noisy)]
+    parts = [text.rpartition(":") for text in addresses]
+    where = [(host.strip("[]"), int(port)) for host, _, port in parts]
+    tasks = [asyncio.create_task(strangers.silent(*where[number % len(where)])) for number in range(num_silent)]
+    tasks += [asyncio.create_task(strangers.noisy(*where[number % len(where)])) for number in range(num_noisy)]
     while True:
         await asyncio.wait(tasks, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
         assert not [task for task in tasks if task.done()], "a stranger gave up: they show nothing"
@@ -74,6 +73,8 @@ async def come(num_silent: int, num_noisy: int, addresses: list[str]) -> None:
 @contextlib.asynccontextmanager
 async def strangers_at(addresses: list[str], *, silent: int, noisy: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """So many in all, which are there once they have said how many connections they made."""
+    from support.swarm import environment  # not in the strangers' process, which is to begin at once
+
     words = ["-m", "support.strangers", str(silent), str(noisy), *addresses]
     surroundings = environment(PYTHONPATH=str(_TESTS))
     process = await asyncio.create_subprocess_exec(sys.executable, *words, env=surroundings, stdout=asyncio.subprocess.PIPE)

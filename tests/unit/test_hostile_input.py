@@ -6,6 +6,7 @@ A short run over every decoder; ``tests/system/test_fuzzing.py`` has the long on
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from atoll.compression.bases import Bases
 from atoll.compression.symbols import SymbolCoder
 from atoll.protocol.errors import JobError, WireError
-from atoll.protocol.job_text import parse_job_text
+from atoll.protocol.job import parse_job
+from atoll.protocol.job_text import apply_overrides, parse_job_text
 from support.fuzzing.target import LARGEST_INPUT, Target, mutated
 from support.fuzzing.targets import all_targets
 
 TARGETS = all_targets()
+EXAMPLES_FOLDER = Path(__file__).parents[2] / "examples"
 SLOW = ("graph", "stage", "assignment", "measurement", "job")
 EXAMPLES, SLOW_EXAMPLES = 30, 6
 
@@ -83,6 +86,15 @@ def test_a_basis_larger_than_its_messages_is_not_made() -> None:
     with pytest.raises(WireError, match="for 4 rows"):
         Bases().read_piece(memoryview(piece + data), 2048, 4)
     assert not Bases().read_piece(memoryview(piece + data), 2048, 512).nbytes
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-that-name/x", "a\\0b"], ids=["long", "user", "zero"])
+@pytest.mark.parametrize("field", ["data.text", "data.tokenizer", "model.weights"])
+def test_a_path_that_cannot_be_looked_up_is_a_sentence(field: str, path: str) -> None:
+    values = parse_job_text((EXAMPLES_FOLDER / "gpt-bytes.yaml").read_text(encoding="utf-8"), "the job")
+    apply_overrides(values, [f'{field}="{path}"'])
+    with pytest.raises(JobError, match=f"{field}: .*(cannot be looked up|there is no)"):
+        parse_job(values, EXAMPLES_FOLDER)
 
 
 @pytest.mark.parametrize("text", ["[" * 1000, "a: 2001-13-45", "a: \x01", "a: !!int x", "a: " + "9" * 5000], ids=repr)

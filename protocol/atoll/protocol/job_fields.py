@@ -19,9 +19,15 @@ class Section(BaseModel):
 
 
 def resolve(value: str | Path, info: ValidationInfo) -> Path:
-    """``value`` as an absolute path, relative to the folder of the job file."""
+    """``value`` as an absolute path, relative to the folder of the job file; one that may be looked up. Raises WrongValue."""
     base: Path = (info.context or {}).get("base", Path())
-    return (base / Path(value).expanduser()).resolve()
+    try:
+        path = (base / Path(value).expanduser()).resolve()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, forbidden, of a user that there is none of
+        reason = getattr(error, "strerror", None) or error
+        raise WrongValue("", f"{show(str(value))} cannot be looked up ({reason}); write another path") from error
+    return path
 
 
 def existing(value: object, info: ValidationInfo, what: str) -> Path:

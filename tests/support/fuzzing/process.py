@@ -37,8 +37,17 @@ def main() -> None:
         target.run(seed)
         (corpus / f"seed-{place}").write_bytes(seed[:LARGEST_INPUT])
     _limit_memory()
+
+    def keep_what_crashes(data: bytes) -> None:
+        """The fuzzer keeps inputs that kill the process or hang; not all that raise."""
+        try:
+            target.run(data)
+        except BaseException:
+            (artifacts / "raised").write_bytes(data)
+            raise
+
     flags = (f"-runs={runs}", f"-max_len={LARGEST_INPUT}", f"-timeout={SECONDS}", "-rss_limit_mb=0", "-print_final_stats=1")
-    atheris.Setup([sys.argv[0], *flags, f"-artifact_prefix={artifacts}{os.sep}", str(corpus)], target.run)
+    atheris.Setup([sys.argv[0], *flags, f"-artifact_prefix={artifacts}{os.sep}", str(corpus)], keep_what_crashes)
     atheris.Fuzz()
 
 
