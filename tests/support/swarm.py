@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE_ROOTS = ("coordinator", "peer", "protocol", "compression")
 SWARM_SECONDS = 100.0
 """For whatever a small swarm does, on a busy machine: importing torch in each process is most of it."""
+CLOSE_SECONDS = 60.0
+"""For a swarm to end in order; what is left then is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,12 @@ class LocalSwarm:
         return matching()[0]
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of the swarm: itself, the coordinator and the peers."""
-        itself = psutil.Process(self._process.pid)
-        family = [itself, *itself.children(recursive=True)]
+        """The processes of the swarm: itself, the coordinator and the peers; none once it has ended."""
+        try:
+            itself = psutil.Process(self._process.pid)
+            family = [itself, *itself.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
         self._family.update(family)
         return family
 
@@ -135,13 +140,15 @@ class LocalSwarm:
             self._news.notify_all()
 
     async def close(self) -> None:
-        """Ends whatever is left."""
-        if self._process.returncode is None:
+        """Ends whatever is left. Never fails because it has ended meanwhile: that would hide why the test did."""
+        with suppress(ProcessLookupError):
             self.signal(signal.SIGTERM)
-        await self._process.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
         for process in self._family:
-            if describe(process):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
+        await self._process.wait()
         await self._reading
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.run.journal import JOURNAL, Journal
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.store import Store, StoredSnapshot, StoredState
 from atoll.protocol.errors import AtollError, DamagedSnapshot, JobError
 from atoll.protocol.graph import OpGraph
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.state import split_name
+from atoll.protocol.wording import listed
 
 FLAG = "--resume"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from atoll.compression.codec import RawCodec
 from atoll.compression.registry import decode_message
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.store import Store, StoreWriter
 from atoll.coordinator.store_calls import CALL_SECONDS, StoreCalls
 from atoll.protocol.errors import AtollError, IdentityRefused, LinkError, ResourceError
@@ -24,6 +23,7 @@ from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage, MessageHeader
 from atoll.protocol.security import Security
 from atoll.protocol.transfer import COORDINATOR
+from atoll.protocol.wording import listed
 
 _log = logging.getLogger(__name__)
 

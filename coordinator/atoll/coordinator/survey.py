@@ -22,13 +22,13 @@ from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.probe_results import ProbeResult, probe_result
 from atoll.coordinator.probe_schedule import ProbePair, ProbeParty, again_pair, probe_pairs, probe_party
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.segment_measuring import SegmentMeasuring, prepare_measuring
 from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.survey_plan import MeasureKinds, ProbeLink, Request, Survey, SurveyLimits
 from atoll.coordinator.traced_model import TracedModel
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.v1 import session_pb2
+from atoll.protocol.wording import listed
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from atoll.coordinator.run.resuming import Committed, Resumption
 from atoll.coordinator.run_files import FLAG, METRICS, WEIGHTS, disk_error
 from atoll.protocol.errors import AtollError, JobError
 from atoll.protocol.job import Job, parse_job
+from atoll.protocol.wording import first_of
 
 SHOWN = 3
 """Differences between two jobs that one sentence names."""
@@ -72,10 +73,9 @@ def _taken_up(path: Path, journal: Journal, job: Job) -> TakenUp | None:
     if different and step == 0:
         return None
     if different:
-        more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise JobError(
             FLAG,
-            f"{path} holds a run of another job, {step} of {steps} steps: {'; '.join(different[:SHOWN])}{more}; "
+            f"{path} holds a run of another job, {step} of {steps} steps: {first_of(different, SHOWN, '; ')}; "
             f"give the job as it was to go on with that run, or {_ELSEWHERE}",
         )
     journal.begin_again()

@@ -25,7 +25,6 @@ from atoll.coordinator.planning.replanning import MoveCost, replan
 from atoll.coordinator.planning.replicable import refuse_replicas
 from atoll.coordinator.planning.segments import PeerOffer, Segments, state_copies
 from atoll.coordinator.planning.standing_in import stand_in
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
 from atoll.coordinator.tracing.segments import segments_of
@@ -38,6 +37,7 @@ from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.ids import PeerId, StageIndex
 from atoll.protocol.job import Job
 from atoll.protocol.state import changing_names
+from atoll.protocol.wording import listed
 
 _log = logging.getLogger(__name__)
 

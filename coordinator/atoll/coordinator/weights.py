@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run_files import disk_error
 from atoll.protocol.errors import RunFailed, TraceError
 from atoll.protocol.graph import BufferSpec, OpGraph, ParameterSpec
 from atoll.protocol.safetensors_layout import DTYPES, header_bytes
 from atoll.protocol.tensors import tensor_to_bytes
+from atoll.protocol.wording import listed
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from atoll.protocol.errors import WireError
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.state import changing_names
+from atoll.protocol.wording import first_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,5 +35,4 @@ class KeptState:
         undo what was learned."""
         missing = sorted(name for name in changing_names(graph) if name not in self.state and name not in given)
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise WireError(f"nobody was named who has the state of {', '.join(missing[:3])}{more}")
+            raise WireError(f"nobody was named who has the state of {first_of(missing)}")

@@ -22,6 +22,7 @@ from atoll.peer.measurement_cache import free_disk_bytes
 from atoll.peer.snapshot_part import PARTIAL_SUFFIX, Part, PartWriter, lock
 from atoll.protocol.errors import DamagedSnapshot, ResourceError
 from atoll.protocol.ids import PeerId, StepNumber
+from atoll.protocol.quantities import format_bytes
 from atoll.protocol.snapshot_format import PART_SUFFIX
 
 FOLDER = "snapshots"
@@ -145,8 +146,8 @@ class SnapshotFolder:
         free = free_disk_bytes(self.path)
         if free < num_bytes + FREE_BYTES:
             raise ResourceError(
-                f"the snapshot takes {_mebibytes(num_bytes)} and {self.path} has {_mebibytes(free)} free, of which "
-                f"{_mebibytes(FREE_BYTES)} stay free: free some space, or give another folder with --cache"
+                f"the snapshot takes {format_bytes(num_bytes)} and {self.path} has {format_bytes(free)} free, of which "
+                f"{format_bytes(FREE_BYTES)} stay free: free some space, or give another folder with --cache"
             )
 
     def keep_only(self, run_id: str, steps: Collection[StepNumber]) -> None:
@@ -187,7 +188,3 @@ def _remove_leftover(partial: Path) -> None:
             partial.unlink()
     finally:
         os.close(file)
-
-
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"

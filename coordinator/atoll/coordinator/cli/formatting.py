@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
+from atoll.protocol.quantities import format_bytes, format_rate, format_seconds
 
 _COUNT_UNITS = ("", " K", " M", " G", " T")
 

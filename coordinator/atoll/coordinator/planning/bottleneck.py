@@ -7,9 +7,9 @@ from enum import StrEnum
 
 from atoll.coordinator.planning.pipeline import Pipeline, Simulation
 from atoll.coordinator.planning.processors import crowded, threads_of
-from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job_errors import listed
+from atoll.protocol.quantities import format_bytes, format_rate, format_seconds
 
 
 class BottleneckKind(StrEnum):

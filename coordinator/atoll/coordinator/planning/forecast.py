@@ -10,10 +10,10 @@ from atoll.compression.context import Direction
 from atoll.coordinator.planning.costs import allowed_bytes
 from atoll.coordinator.planning.network import Matrix, Network
 from atoll.coordinator.planning.planner import Planned, PlanRequest, link_plans, plan_placement
-from atoll.coordinator.planning.quantities import format_seconds
 from atoll.coordinator.planning.simulator import sums_of
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
+from atoll.protocol.quantities import format_seconds
 
 NOTICEABLE = 0.01
 """A smaller change of the step is called none."""

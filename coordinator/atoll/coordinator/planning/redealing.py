@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from atoll.coordinator.planning.dealing import deal
 from atoll.coordinator.planning.plan import Plan, StagePlan
-from atoll.coordinator.planning.quantities import format_seconds
 from atoll.protocol.ids import PeerId, StageIndex
+from atoll.protocol.quantities import format_seconds
 
 LEAST_GAIN = 0.1
 """The part of a stage's time a microbatch that a new deal must save."""

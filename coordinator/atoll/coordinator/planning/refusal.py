@@ -10,9 +10,9 @@ import numpy as np
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
 from atoll.coordinator.planning.network import Matrix
 from atoll.coordinator.planning.prediction import Predictor
-from atoll.coordinator.planning.quantities import format_bytes
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import NodeIndex
+from atoll.protocol.quantities import format_bytes
 
 _Attempt: TypeAlias = tuple[int, tuple[tuple[int, int, int], ...]]
 

@@ -15,11 +15,11 @@ from atoll.coordinator.planning.layouts import Layout, with_groups
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.planner import Planned, PlanRequest, describe, predictor_of, situation_of
 from atoll.coordinator.planning.prediction import Predictor, seats
-from atoll.coordinator.planning.quantities import format_bytes, format_seconds
 from atoll.coordinator.planning.refusal import refuse
 from atoll.coordinator.planning.search import search
 from atoll.coordinator.planning.segments import Segments
 from atoll.protocol.ids import PeerId
+from atoll.protocol.quantities import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

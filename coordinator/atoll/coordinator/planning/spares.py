@@ -10,10 +10,10 @@ from atoll.coordinator.planning.costs import Constraints, MemoryTable, allowed_b
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.pipeline import Pipeline
 from atoll.coordinator.planning.processors import crowded
-from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job_errors import listed
+from atoll.protocol.quantities import format_bytes, format_rate, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.coordinator.planning.quantities import format_bytes
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import CURE_NOT_FINITE, StepCycle
 from atoll.coordinator.run.events import FaultKind, FaultReported
@@ -13,6 +12,7 @@ from atoll.coordinator.run.loading import Loading
 from atoll.coordinator.run.states import Phase, RunState
 from atoll.coordinator.run.troubles import Troubles
 from atoll.protocol.ids import PeerId
+from atoll.protocol.quantities import format_bytes
 
 TRANSIENT = frozenset({FaultKind.NOT_FINITE, FaultKind.LINK, FaultKind.CORRUPT, FaultKind.INTERNAL, FaultKind.OUTLIER})
 """Faults that running the step again may cure; the others come again."""

@@ -14,10 +14,10 @@ from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.events import MoveJudged, PeerReady, PeersCompared, PlanMade
 from atoll.coordinator.run.instructions import ConsiderMove
 from atoll.coordinator.run.restraint import Restraint
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run.surveying import Surveying
 from atoll.protocol.ids import Generation, PeerId
+from atoll.protocol.wording import listed
 
 
 class Moving:

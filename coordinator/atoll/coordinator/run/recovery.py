@@ -12,9 +12,9 @@ from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.instructions import ReleaseState, SendCommit
 from atoll.coordinator.run.resuming import Held, Use, use_of
 from atoll.coordinator.run.rollback import GoOn, Situation, Wait, decide
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.snapshots import Moment
 from atoll.protocol.ids import PeerId
+from atoll.protocol.wording import listed
 
 
 @dataclass(slots=True)

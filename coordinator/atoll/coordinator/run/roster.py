@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -137,11 +137,3 @@ class Roster:
         for entry in self._entries.values():
             if entry.state.present:
                 entry.state, entry.reason = PeerState.JOINED, entry.left_out
-
-
-def listed(names: Iterable[str], most: int = 4) -> str:
-    """Names for a sentence: ``a, b and 3 more``."""
-    found = list(names)
-    if len(found) > most:
-        return f"{', '.join(found[:most])} and {len(found) - most} more"
-    return " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))

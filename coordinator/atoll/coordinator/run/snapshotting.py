@@ -18,9 +18,9 @@ from atoll.coordinator.run.events import PeerJoined, SnapshotCopied, SnapshotTak
 from atoll.coordinator.run.instructions import CopySnapshot, FillStore, KeepSnapshots, NotePart, NoteSnapshot
 from atoll.coordinator.run.prefetching import Prefetching
 from atoll.coordinator.run.rescue import Rescue
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.snapshots import THE_STORE, Moment, Part
 from atoll.protocol.ids import PeerId, StepNumber
+from atoll.protocol.wording import listed
 
 MOST_FAILED_COPIES = 3
 """Of one snapshot; a peer whose copy failed is not asked again for it."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from atoll.coordinator.run.context import RunContext
 from atoll.coordinator.run.cycle import StepCycle
-from atoll.coordinator.run.roster import listed
 from atoll.coordinator.run.states import Phase, RunState
 from atoll.protocol.ids import PeerId
+from atoll.protocol.wording import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.coordinator.planning.fleet import FLOPS_PER_THREAD, fleet_network, fleet_offers, load_fleet, parse_fleet
-from atoll.coordinator.planning.quantities import format_bytes, format_rate, format_seconds
 from atoll.protocol.errors import JobError
+from atoll.protocol.quantities import format_bytes, format_rate, format_seconds
 
 EXAMPLE = """
 peers:

@@ -10,11 +10,11 @@ import pytest
 from atoll.coordinator.planning.costs import Constraints
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
-from atoll.coordinator.planning.quantities import format_seconds
 from atoll.coordinator.planning.replanning import MoveCost, replan
 from atoll.coordinator.planning.segments import state_copies
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
+from atoll.protocol.quantities import format_seconds
 from support.planning import equal_segments, network_of, peers_of
 
 SEGMENTS = equal_segments(12, flops=1e9, crossing=1e4, weights=2e6)
