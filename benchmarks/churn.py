@@ -177,20 +177,20 @@ class Losses:
         return max(0.0, 1.0 - lost / interval_seconds)
 
 
-def kills(options: Options, folder: Path) -> Losses:
-    """SIGKILL to the peer of one stage after the other."""
+def fault_plan(options: Options, path: Path, steps: Sequence[int]) -> Path:
+    """SIGKILL to the peer of one stage after the other, each in the middle of one of ``steps``; it starts again at once."""
     faults = [
-        {
-            "fault": "kill",
-            "stage": number % options.stages,
-            "step": FIRST_KILL + number * options.apart,
-            "phase": "backward",
-            "restart_after": 0.0,
-        }
-        for number in range(options.kills)
+        {"fault": "kill", "stage": number % options.stages, "step": step, "phase": "backward", "restart_after": 0.0}
+        for number, step in enumerate(steps)
     ]
-    plan = folder / "kills.yaml"
-    plan.write_text(yaml.safe_dump({"faults": faults}))
+    path.write_text(yaml.safe_dump({"faults": faults}))
+    return path
+
+
+def kills(options: Options, folder: Path) -> Losses:
+    """A kill every so many steps."""
+    steps = [FIRST_KILL + number * options.apart for number in range(options.kills)]
+    plan = fault_plan(options, folder / "kills.yaml", steps)
     job = options.job(folder, FIRST_KILL + options.kills * options.apart)
     with started(job, folder / "kills", options.peers, "--chaos", str(plan)) as swarm:
         swarm.until_ended(PATIENCE_SECONDS + options.kills * 60.0)
@@ -234,14 +234,15 @@ def restarts(options: Options, folder: Path) -> Losses:
     return found
 
 
-def steps_with_kills(options: Options, folder: Path) -> float:
-    """Steps a second while a peer is killed every minute on average."""
+def steps_with_kills(options: Options, folder: Path, step_seconds: float) -> float:
+    """Steps a second while the peer of a stage is killed whenever a minute's steps are done, first after half of that."""
     say(f"{options.minutes:g} minutes with a kill a minute")
-    plan = folder / "minutes.yaml"
-    plan.write_text(yaml.safe_dump({"random": [{"fault": "kill", "per_minute": 1.0, "restart_after": 0.0}]}))
+    a_minute = 60.0 / step_seconds
+    steps = [FIRST_KILL + round((number + 0.5) * a_minute) for number in range(round(options.minutes + 0.5))]
+    plan = fault_plan(options, folder / "minutes.yaml", steps)
     with started(options.job(folder, 10**6), folder / "minutes", options.peers, "--chaos", str(plan)) as swarm:
         swarm.until_step(FIRST_KILL)
-        return counted(swarm, 60.0 * options.minutes) / (60.0 * options.minutes)
+        return count(swarm, 60.0 * options.minutes) / (60.0 * options.minutes)
 
 
 def steps_with_restarts(options: Options, folder: Path) -> float:
@@ -254,12 +255,12 @@ def steps_with_restarts(options: Options, folder: Path) -> float:
     last = done
     for _ in range(max(1, round(options.minutes))):
         with started(job, state, options.peers) as swarm:
-            counted(swarm, 60.0)
+            count(swarm, 60.0)
             last = max(last, swarm.step)
     return (last - done) / (60.0 * max(1, round(options.minutes)))
 
 
-def counted(swarm: Swarm, seconds: float) -> int:
+def count(swarm: Swarm, seconds: float) -> int:
     """Steps that are committed in that time."""
     before, end = swarm.step, time.monotonic() + seconds
     while time.monotonic() < end:
@@ -284,6 +285,10 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     yield f"\n{'goodput at one failure in':42} {'1 min':>8} {'10 min':>8}"
     for name, values in result["goodput"].items():
         yield f"{name:42} " + " ".join(f"{value:8.1%}" for value in values.values())
+    if counted := result.get("steps_per_second_at_one_a_minute"):
+        yield f"\n{'steps a second, one failure a minute':42} {'seen':>8}"
+        for name, value in counted.items():
+            yield f"{name:42} {value:8.2f}"
 
 
 def main() -> None:
@@ -311,7 +316,7 @@ def main() -> None:
         }
         if options.minutes:
             result["steps_per_second_at_one_a_minute"] = {
-                "Atoll": steps_with_kills(options, folder),
+                "Atoll": steps_with_kills(options, folder, ours.step_seconds),
                 "started again from a snapshot": steps_with_restarts(options, folder),
                 "undisturbed": 1.0 / ours.step_seconds,
             }

@@ -43,34 +43,35 @@ def free_port() -> int:
 
 
 class Run:
-    """A job, its folder, its coordinator, started as often as it takes, and its peers."""
+    """A job, its folder, its coordinator, started as often as it takes, and its peers; ``insecure``: without TLS."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack, job: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, stack: AsyncExitStack, job: dict[str, dict[str, Any]], *, insecure: bool = False) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.state = folder / "state"
         self.address = f"127.0.0.1:{free_port()}"
         self.job = write_job(folder, **job)
         self._stack = stack
+        self._insecure = ("--insecure",) if insecure else ()
         self._tokens: dict[str, str] = {}
 
     async def coordinate(self, **variables: str) -> Command:
         words = ("run", self.job, "--listen", self.address, "--state", self.state, "--min-peers", str(len(PEERS)), "--json")
+        words = (*words, *self._insecure)
         return await self._stack.enter_async_context(started("atoll.coordinator", *words, variables=variables))
 
     async def join(self, name: str) -> Command:
         words = ("join", self.address, "--name", name, "--threads", "1", "--cache", self.folder / "cache")
-        if name not in self._tokens:
+        if not self._insecure and name not in self._tokens:
             await assert_eventually(lambda: read_address(self.state) is not None, within_seconds=SWARM_SECONDS)
             self._tokens[name] = invite_for_swarm(self.state)
-        return await self._stack.enter_async_context(
-            started("atoll.peer", *words, variables={"ATOLL_TOKEN": self._tokens[name]})
-        )
+        variables = {} if self._insecure else {"ATOLL_TOKEN": self._tokens[name]}
+        return await self._stack.enter_async_context(started("atoll.peer", *words, *self._insecure, variables=variables))
 
-    def lines(self, kind: str) -> list[dict[str, Any]]:
-        """What the folder tells of events of this kind, over all coordinators."""
+    def lines(self, *kinds: str) -> list[dict[str, Any]]:
+        """What the folder tells of events of these kinds, over all coordinators."""
         lines = [json.loads(line) for line in (self.state / "metrics.jsonl").read_text().splitlines()]
-        return [line for line in lines if line["event"] == kind]
+        return [line for line in lines if line["event"] in kinds]
 
     def ledger(self) -> list[tuple[int, int, bytes]]:
         connection = sqlite3.connect(self.state / "journal.sqlite")
@@ -80,9 +81,9 @@ class Run:
 
 
 @asynccontextmanager
-async def prepared(folder: Path, **training: Any) -> AsyncIterator[Run]:
+async def prepared(folder: Path, *, insecure: bool = False, **training: Any) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
-        yield Run(folder, stack, {**JOB, "training": {**JOB["training"], **training}})
+        yield Run(folder, stack, {**JOB, "training": {**JOB["training"], **training}}, insecure=insecure)
 
 
 async def finish(run: Run, coordinator: Command, peers: list[Command]) -> None:
@@ -136,18 +137,28 @@ async def until_it_ends_by_itself(run: Run, coordinator: Command, variables: dic
     raise AssertionError("the coordinator is killed without end")
 
 
+def assert_plans_were_kept(run: Run) -> None:
+    """A coordinator that took the run up asked nobody to measure anything before it had its peers go on as they were."""
+    told = run.lines("measurement", "resumed", "plan")
+    first = next(event["stages"] for event in told if event["event"] == "plan")
+    for index, event in enumerate(told):
+        if event["event"] == "resumed" and "takes the run up" in event["reason"]:
+            assert (told[index + 1]["event"], told[index + 1].get("stages")) == ("plan", first)
+
+
 @pytest.mark.parametrize(
-    "places",
+    ("places", "insecure"),
     [
-        [("waiting for commit", 3), ("committing", 5)],
-        release([("loading", 1), ("forward", 2), ("backward", 3), ("committing", STEPS)]),
+        ([("waiting for commit", 3), ("committing", 5)], False),
+        release([("loading", 1), ("forward", 2), ("backward", 3), ("committing", STEPS)], False),
+        release([("backward", 3), ("committing", 5)], True),
     ],
 )
 async def test_a_coordinator_that_is_killed_at_a_phase(
-    tmp_path: Path, undisturbed: Run, places: list[tuple[str, int | None]]
+    tmp_path: Path, undisturbed: Run, places: list[tuple[str, int | None]], insecure: bool
 ) -> None:
-    """Between the commit in the journal and the peers that are to hear of it, among others."""
-    async with prepared(tmp_path) as run:
+    """Between the commit in the journal and the peers that are to hear of it, among others; with TLS and without."""
+    async with prepared(tmp_path, insecure=insecure) as run:
         variables = armed(tmp_path / "fired", *places)
         coordinator = await run.coordinate(**variables)
         peers = [await run.join(name) for name in PEERS]
@@ -157,6 +168,7 @@ async def test_a_coordinator_that_is_killed_at_a_phase(
         assert [await peer.ended() for peer in peers] == [0] * len(peers)
         assert not [line for peer in peers for line in peer.lines if "Traceback" in line]
         assert_same(run, undisturbed)
+        assert_plans_were_kept(run)
 
 
 async def test_a_finished_run_and_another_job_are_refused(undisturbed: Run) -> None:

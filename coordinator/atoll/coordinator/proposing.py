@@ -91,8 +91,15 @@ class Proposing:
     async def _at_once(self, model: TracedModel, instruction: MakePlan) -> tuple[Proposal, Surveyed] | None:
         """With what is known: the plan before, with others in the place of lost peers, or where nobody can take it a plan on
         those that are known well. None where there is neither."""
-        previous, surveyed = instruction.previous, self._surveyor.known(instruction.peers)
-        if previous is None or surveyed is None or instruction.broken:
+        previous = instruction.previous
+        if previous is None or instruction.broken:
+            return None
+        with contextlib.suppress(PlacementError):
+            same = await self._offload.run(model.as_before, instruction.peers, previous)
+            if same is not None:
+                return same, await self._surveyor.estimate(instruction.peers)
+        surveyed = self._surveyor.known(instruction.peers)
+        if surveyed is None:
             return None
         holders = _merged(instruction.holders, instruction.on_disks)
         proposal: Proposal | None = None

@@ -248,13 +248,14 @@ class Coordinator:
         finished, reason = (ended.finished, ended.reason) if ended is not None else (False, "the coordinator has ended")
         _settle(self._exports, RunFailed(reason))
         _settle(self._replans, RunFailed(reason))
+        # First of all: what is being found out about peers would be told as if they had refused, when they go.
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sessions.end(finished=finished, reason=reason, within_seconds=END_SECONDS)
         if self._server is not None:
             await self._server.stop(grace=1.0)
             self._server = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._offload.close()
         self._state.abandon()
         if self._identity is not None:

@@ -120,6 +120,12 @@ class Surveyor:
             return None
         return self._surveyed(peers, self._measuring, self._model)
 
+    async def estimate(self, peers: Sequence[PeerOffer]) -> Surveyed:
+        """The same, before the first survey too: nobody is asked for anything."""
+        measuring = await self._prepare()
+        assert self._model is not None
+        return self._surveyed(peers, measuring, self._model)
+
     def _surveyed(self, peers: Sequence[PeerOffer], measuring: SegmentMeasuring, model: TracedModel) -> Surveyed:
         names = [offer.name for offer in peers]
         return Surveyed(

@@ -120,11 +120,22 @@ class TracedModel:
             self._check(proposal, around.broken, around.holders, around.on_disks)
         return proposal
 
+    def as_before(self, peers: Sequence[PeerOffer], previous: Plan) -> Proposal | None:
+        """``previous`` as it is, None where a peer of it is missing or offers too little, or its stages are none of this
+        graph's. Raises PlacementError for names that are wrong."""
+        offered = {offer.name: offer.memory_bytes for offer in self.request(peers).peers}
+        fits = all(stage.of(peer).memory_bytes <= offered.get(peer, -1) for stage in previous.stages for peer in stage.replicas)
+        if not fits or not {stage.end for stage in previous.stages} <= set(self.segments.positions):
+            return None
+        spares = tuple(offer.name for offer in peers if offer.name not in previous.peers)
+        why = tuple((name, reason) for name, reason in previous.why_spare if name in spares)
+        return self.sliced(replace(previous, spares=spares, why_spare=why))
+
     def stand_in(self, peers: Sequence[PeerOffer], network: Network, previous: Plan, holders: Holders) -> Proposal | None:
         """``previous`` with each peer that is missing replaced at once, None where nobody can take its place; ``holders`` say
         who has the state of a name, in memory or on a disk. Raises PlacementError."""
-        if self.job.plan.pinned_stages or len(previous.peers) > len(previous.stages):
-            return None  # who shall replace a replica is the planner's, or the job's
+        if self.job.plan.pinned_stages:
+            return None  # who shall replace whom is the job's
         graphs, copies = slice_graph(self.graph, previous.cuts, self.rehearsal.differentiable), self._move_cost().state_copies
 
         def fetching(stage: StageIndex, peer: PeerId) -> float:

@@ -203,12 +203,12 @@ async def test_a_loss_before_the_first_commit_leads_back_to_waiting(tmp_path: Pa
         async with scripted(run, "b") as (b,):
             await load([a, b])
             await a.hears("start")
-        await run.until_waiting("waits for 1 more peer to join (1 of 2 are here); b (stage 1) was lost")
+        await run.until_waiting("asks for 2 stages, but only 1 peer joined; start 1 more")
         assert (await a.hears("void")).next_generation == 2
         async with scripted(run, "c") as (c,):
             await c.takes(1)
-            assert assignment_of(c).generation == 3
-            await run.until(lambda: assignment_of(a).generation == 3)
+            assert assignment_of(c).generation > 2
+            await run.until(lambda: assignment_of(a).generation == assignment_of(c).generation)
             assert [other.peer for other in assignment_of(a).neighbours] == ["c"]
 
 

@@ -11,7 +11,7 @@ from atoll.coordinator.run.resuming import Committed, Held, Resumption, Use, use
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import RunSettings, RunState
 from atoll.protocol.ids import Generation, PeerId, StepNumber
-from support.simulated_peers import PARAMETERS, SimulatedSwarm, make_offer
+from support.simulated_peers import PARAMETERS, SimulatedSwarm, make_offer, make_plan
 
 SETTINGS = RunSettings(steps=6, schedule=LearningRateSchedule(highest=1e-3, steps=6))
 RETURNING = SETTINGS.deadlines.returning_seconds
@@ -61,7 +61,8 @@ def test_before_the_first_commit_nothing_is_of_use() -> None:
 def resumed(*peers: PeerId, committed: int = 4, owed: bool = False, settings: RunSettings = SETTINGS) -> SimulatedSwarm:
     swarm = SimulatedSwarm(settings)
     known = last(committed) if committed else None
-    swarm.machine.resume(Resumption(generation=RESERVED, last=known, peers=peers, owed_evaluation=owed))
+    plan = make_plan(peers, 2)
+    swarm.machine.resume(Resumption(generation=RESERVED, last=known, plan=plan, owed_evaluation=owed))
     return swarm
 
 
@@ -95,6 +96,29 @@ def test_peers_that_kept_their_stages_go_on_with_the_next_step() -> None:
     assert swarm.ended is not None
     assert swarm.ended.finished
     assert [commit.step for commit in swarm.commits] == [5, 6]
+
+
+def test_the_last_plan_is_asked_for_as_soon_as_its_peers_are_back_and_a_better_one_later() -> None:
+    swarm = traced(resumed(A, B))
+    come_back(swarm, A, held(OF_A))
+    come_back(swarm, B, held(OF_B))
+    (wanted,) = [item for item in swarm.done if isinstance(item, MakePlan)]
+    assert (wanted.at_once, wanted.previous) == (True, make_plan((A, B), 2))
+    settle(swarm)
+    swarm.give(PeerGone(peer=B, reason="its connection broke"))
+    come_back(swarm, B, held(OF_B, generation=RESERVED))
+    swarm.pass_time(SETTINGS.deadlines.settle_seconds)
+    plans = [item.at_once for item in swarm.done if isinstance(item, MakePlan)]
+    assert all(plans), "after a loss as well"
+
+
+def test_a_run_that_committed_nothing_has_its_first_plan_searched_for() -> None:
+    swarm = traced(resumed(A, B, committed=0))
+    come_back(swarm, A, None)
+    come_back(swarm, B, None)
+    settle(swarm)
+    (wanted,) = [item for item in swarm.done if isinstance(item, MakePlan)]
+    assert (wanted.at_once, wanted.previous) == (False, None)
 
 
 def test_a_commit_that_peers_missed_is_sent_to_them_alone() -> None:

@@ -21,6 +21,7 @@ from atoll.coordinator.run.events import (
     PeerGone,
     PeerJoined,
     PeerProgressed,
+    PeerReady,
     PeersCompared,
     PeerStored,
     PeerVoided,
@@ -203,20 +204,33 @@ def test_a_fault_that_would_come_again_ends_the_run() -> None:
     assert swarm.ended.reason == "b (stage 1) cannot run its stage: it saw a NaN"
 
 
-def test_a_loss_before_the_first_commit_leads_back_to_waiting_and_then_on() -> None:
-    swarm = make_swarm()
+def test_a_loss_while_many_are_waited_for_leads_to_no_plan() -> None:
+    swarm = make_swarm(min_peers=3)
     swarm.start("a", "b")
     swarm.give(PeerGone(peer=B, reason="its connection ended"))
-    swarm.forget(B)
+    swarm.pass_time(100.0)
     assert state(swarm) is RunState.WAITING
-    assert str(swarm.machine.waiting()) == (
-        "waits for 1 more peer to join (1 of 2 are here); b (stage 1) was lost (its connection ended)"
-    )
-    swarm.give(PeerJoined(offer=make_offer("b")))
+    assert str(swarm.machine.waiting()) == "waits for 2 more peers to join (1 of 3 are here)"
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_a_loss_before_the_first_commit_is_gone_around_with_whoever_is_here(loading: bool) -> None:
+    """There were as many as the run was to begin with; who is gone may never come back."""
+    swarm = make_swarm(min_peers=3)
+    swarm.give(GraphReady(trainable=PARAMETERS, changing=frozenset(PARAMETERS)))
+    for name in "abc":
+        swarm.give(PeerJoined(offer=make_offer(name)))
     swarm.pass_time(1.0)
+    swarm.answer_all(lambda event: isinstance(event, PlanMade))
+    if not loading:
+        swarm.answer_all(lambda event: isinstance(event, PeerReady))
+    assert state(swarm) is (RunState.LOADING if loading else RunState.TRAINING)
+    swarm.give(PeerGone(peer=B, reason="its connection ended"))
+    swarm.forget(B)
     finish(swarm)
     assert state(swarm) is RunState.FINISHED
-    assert swarm.commits[0].generation == 3
+    assert swarm.machine.context.last_plan is not None
+    assert swarm.machine.context.last_plan.peers == (A, PeerId("c"))
 
 
 def test_a_model_that_does_not_fit_pauses_and_goes_on_when_someone_joins() -> None:

@@ -94,7 +94,7 @@ def test_a_run_goes_on_where_it_stands(tmp_path: Path) -> None:
     assert resumption is not None
     assert resumption.generation >= first_reserved(tmp_path) > 7
     assert resumption.last == make_commit(2).without_samples()
-    assert resumption.peers == (A, B)
+    assert resumption.plan == make_plan([A, B, C], 2)
     assert resumption.codecs == {(A, B): "int8"}
     again.close()
 

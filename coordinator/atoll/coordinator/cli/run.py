@@ -61,7 +61,7 @@ def command(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where peers reach this coordinator.")] = "127.0.0.1:0",
     state: NewState = None,
-    min_peers: Annotated[int, typer.Option(min=1, help="Wait for that many peers before planning.")] = 1,
+    min_peers: Annotated[int, typer.Option(min=1, help="Wait for that many peers before the first plan.")] = 1,
     resume: Annotated[
         str | None,
         typer.Option(metavar="DIR-or-URL", help="Go on from the newest snapshot in a store, or in that of a run's folder."),

@@ -1,20 +1,19 @@
 """Who takes the place of a peer that was lost: the plan that changes least, found at once. Pure and deterministic.
 
 Theory of operation. A search for the best plan takes a second and more, and after a loss nobody trains meanwhile. So the stages
-stay as they are cut, every peer that is still here keeps its own, and each stage without a peer goes to one that was left over:
-a handful of layouts, bounded from below, of which the most promising are simulated. Each is judged by the steps to come and by
-what the newcomers have yet to fetch. What is better beyond that is found later, beside training.
+stay as they are cut, every peer that is still here keeps its own, and each stage without a peer goes to one that was left over,
+or to the replica of another stage: a handful of layouts, of which the most promising are simulated. Each is judged by the steps
+to come and by what the newcomers have yet to fetch. What is better beyond that is found later, beside training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, permutations
 
 from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.in_flight import FEW_FACTORS, quickest
-from atoll.coordinator.planning.layouts import Layout
+from atoll.coordinator.planning.layouts import Layout, layout_pace, with_groups
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.planner import Planned, PlanRequest, describe, predictor_of, situation_of
 from atoll.coordinator.planning.prediction import Predictor
@@ -38,19 +37,18 @@ FetchSeconds = Callable[[StageIndex, PeerId], float]
 def stand_in(request: PlanRequest, current: Plan, fetch_seconds: FetchSeconds) -> Planned | None:
     """``current`` with its missing peers replaced; None when nobody can take their place, or only far too slowly. Raises
     PlacementError for names that are wrong."""
-    if len(current.peers) > len(current.stages):
-        return None  # those that share a stage with the lost one have its state: a search finds what to do with them
     situation = situation_of(request)
     predictor = predictor_of(situation, frozenset(current.peers))
-    empty = _empty_stages(predictor, current)
+    groups = _groups(predictor, current)
+    empty = tuple(stage for stage, group in enumerate(groups) if not group)
 
     def waiting(layout: Layout) -> float:
         newcomers = ((StageIndex(stage), predictor.peers[layout.peers[stage]].name) for stage in empty)
         return max((fetch_seconds(stage, peer) for stage, peer in newcomers), default=0.0)
 
-    layouts = [layout for layout in islice(_candidates(predictor, current, empty), CONSIDERED) if predictor.fits(layout)]
-    bounded = [(JUDGED_STEPS * bound + waiting(layout), layout) for bound, layout in LowerBounds(predictor).of(layouts)]
-    found = [quickest(predictor, layout, FEW_FACTORS) for _, layout in sorted(bounded)[:SIMULATED]]
+    layouts = [layout for layout in islice(_candidates(predictor, current, groups), CONSIDERED) if predictor.fits(layout)]
+    estimated = [(JUDGED_STEPS * seconds + waiting(layout), layout) for seconds, layout in _estimated(predictor, layouts)]
+    found = [quickest(predictor, layout, FEW_FACTORS) for _, layout in sorted(estimated)[:SIMULATED]]
     if not found:
         return None
     best = min(found, key=lambda tuned: (JUDGED_STEPS * tuned.step_seconds + waiting(tuned.layout), tuned.layout))
@@ -59,25 +57,33 @@ def stand_in(request: PlanRequest, current: Plan, fetch_seconds: FetchSeconds) -
     return describe(situation, predictor, best.layout, best.in_flight)
 
 
-def _empty_stages(predictor: Predictor, current: Plan) -> tuple[int, ...]:
-    here = {peer.name for peer in predictor.peers}
-    return tuple(stage for stage, peer in enumerate(current.leaders) if peer not in here)
-
-
-def _candidates(predictor: Predictor, current: Plan, empty: tuple[int, ...]) -> Iterator[Layout]:
-    """Every way to fill the ``empty`` stages; where a peer cannot hold what lies between, it computes that anew."""
+def _groups(predictor: Predictor, current: Plan) -> tuple[tuple[int, ...], ...]:
+    """Those of each stage's replicas that are here."""
     places = {peer.name: index for index, peer in enumerate(predictor.peers)}
+    return tuple(tuple(places[peer] for peer in stage.replicas if peer in places) for stage in current.stages)
+
+
+def _estimated(predictor: Predictor, layouts: Sequence[Layout]) -> list[tuple[float, Layout]]:
+    """About how long a step takes: bounded from below without replicas, with them by the pace of the slowest stage."""
+    if not any(layout.helpers for layout in layouts):
+        return LowerBounds(predictor).of(layouts)
+    count = predictor.constraints.num_microbatches
+    return [(count * layout_pace(predictor.table, layout), layout) for layout in layouts]
+
+
+def _candidates(predictor: Predictor, current: Plan, groups: Sequence[tuple[int, ...]]) -> Iterator[Layout]:
+    """Every way to fill the stages whose group is empty, with peers that were left over, and where these are too few with
+    replicas that others can do without. Where a peer cannot hold what lies between, it computes that anew."""
+    held = {peer for group in groups for peer in group}
     whole = predictor.table.compute[0, :, 0, -1]
-    unused = sorted((index for name, index in places.items() if name not in current.peers), key=lambda one: (whole[one], one))
-    kept = Layout(
-        peers=tuple(places.get(peer, -1) for peer in current.leaders),
-        bounds=bounds_of(current, predictor.segments),
-        recompute=tuple(stage.recompute for stage in current.stages),
-    )
-    for newcomers in permutations(unused, len(empty)):
-        peers, recompute = list(kept.peers), list(kept.recompute)
+    unused = sorted(set(range(len(predictor.peers))) - held, key=lambda one: (whole[one], one))
+    empty = [stage for stage, group in enumerate(groups) if not group]
+    spared = [peer for group in groups for peer in group[1:]] if len(unused) < len(empty) else []
+    bounds = bounds_of(current, predictor.segments)
+    for newcomers in permutations((*unused, *spared), len(empty)):
+        filled = [tuple(peer for peer in group if peer not in newcomers) for group in groups]
+        recompute = [stage.recompute for stage in current.stages]
         for stage, peer in zip(empty, newcomers, strict=True):
-            first, end = kept.bounds[stage], kept.bounds[stage + 1]
-            peers[stage] = peer
-            recompute[stage] = recompute[stage] or not predictor.possible(peer, first, end, anew=False)
-        yield replace(kept, peers=tuple(peers), recompute=tuple(recompute))
+            filled[stage] = (peer,)
+            recompute[stage] = recompute[stage] or not predictor.possible(peer, bounds[stage], bounds[stage + 1], anew=False)
+        yield with_groups(tuple(filled), bounds, tuple(recompute))

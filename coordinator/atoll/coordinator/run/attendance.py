@@ -57,9 +57,9 @@ class Attendance:
 
     def settled(self, num_peers: int) -> bool:
         """Whether ``num_peers``, who are here, are likely to be all that will be in a moment. Where a lost peer is to be
-        replaced, and they are as many as had a stage, nobody waits for those that are just coming."""
+        replaced, or a run is taken up, and they are as many as had a stage, nobody waits for those that are just coming."""
         context, plan = self._context, self._context.last_plan
-        enough = context.recovering and plan is not None and num_peers >= len(plan.peers)
+        enough = context.in_haste and plan is not None and num_peers >= len(plan.peers)
         since = self._word_expected if enough else max(self._joined, self._word_expected)
         return context.now - since >= context.settings.deadlines.settle_seconds
 

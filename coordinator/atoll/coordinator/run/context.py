@@ -23,7 +23,8 @@ class RunContext:
     they differ while the run does steps again. It ``began`` at a
     snapshot in a store, if that is not 0. ``stale`` are peers that hold state of a moment which the run has left.
     ``last`` is how the last step was committed, ``returning`` whose return a restarted run waits for. ``recovering``: a peer
-    that the run counted on was lost, and no new step has been committed since."""
+    that the run counted on was lost, and no new step has been committed since; ``resuming``: nothing is loaded yet of a run
+    that an earlier coordinator began; ``gathered``: there were as many peers as it was to begin with."""
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.settings = settings
@@ -41,7 +42,7 @@ class RunContext:
         self.stale: set[PeerId] = set()
         self.last: Committed | None = None
         self.returning = Returning()
-        self.recovering = False
+        self.recovering = self.resuming = self.gathered = False
         self._last_line = 0
         self._line_since = Generation(0)
         self._went_back = False
@@ -82,6 +83,16 @@ class RunContext:
     def committed(self) -> StepNumber:
         """The committed step at which the state stands."""
         return self.moment.step
+
+    @property
+    def needed_peers(self) -> int:
+        """How many must be here for a plan. Once they were, the run goes on with whoever is here."""
+        return 1 if self.journal_step or self.gathered else max(1, self.settings.min_peers)
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether everybody stands still who trained a moment ago: a plan is wanted now, a better one can be found later."""
+        return self.recovering or self.resuming
 
     @property
     def replaying(self) -> bool:

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from atoll.coordinator.codec_choices import CodecChange
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.instructions import NoteSnapshot, WriteCommit
@@ -283,13 +285,12 @@ class Journal:
         with self._spoken():
             (reserved,) = self._connection.execute("SELECT reserved FROM run").fetchone()
             row = self._connection.execute("SELECT plan FROM plans ORDER BY generation DESC LIMIT 1").fetchone()
-        stages = json.loads(row[0])["stages"] if row is not None else []
         last = self.commits(after=self.last_step() - 1)
         codecs = {(PeerId(source), PeerId(target)): codec for _, source, target, codec, _ in self.codecs()}
         return Resumption(
             generation=Generation(reserved),
             last=last[0] if last else None,
-            peers=tuple(PeerId(name) for stage in stages for name in stage["replicas"]),
+            plan=_plan(row[0]) if row is not None else None,
             codecs=codecs,
             snapshots=tuple(row.moment for row in self.snapshots()),
             parts=tuple(self.snapshot_parts()),
@@ -349,6 +350,14 @@ class Journal:
                 raise ResourceError(f"the disk that holds {folder} is full: free some space or give another --state") from error
             cure = f"check the disk and the rights of {folder}"
             raise ResourceError(f"the journal {self._path} cannot be used: {error}; {cure}") from error
+
+
+def _plan(text: str) -> Plan | None:
+    """A plan as it was written; None for one of another version, which is made anew."""
+    try:
+        return TypeAdapter(Plan).validate_json(text)
+    except ValidationError:
+        return None
 
 
 def _packed(ids: tuple[int, ...]) -> bytes:

@@ -52,6 +52,7 @@ class Loading:
         context.pending = set(plan.peers)
         self._cycle.new_generation()
         self._cycle.loads()
+        context.resuming, context.gathered = False, True
         context.left_behind = None  # who held that is told to drop it
         self._moving.planned(planned_with, hasty=made.hasty)
         self._recovery.planned()

@@ -124,11 +124,13 @@ class RunMachine:
         """Take up a run, before the first event: it goes on after the last committed step."""
         context = self.context
         context.generation, context.last = resumption.generation, resumption.last
-        context.returning = Returning(resumption.peers, context.now + self._deadlines.returning_seconds)
+        peers = resumption.plan.peers if resumption.plan is not None else ()
+        context.returning = Returning(peers, context.now + self._deadlines.returning_seconds)
         context.snapshots.remember(resumption.snapshots, resumption.parts)
         if resumption.last is not None:
             line = max((moment.line for moment in resumption.snapshots), default=0)
             context.take_up(Moment(step=resumption.last.step, line=line))
+            context.last_plan, context.resuming = resumption.plan, True
             self.cycle.loss = resumption.last.loss
             self.cycle.owed_evaluation = resumption.owed_evaluation
 
@@ -262,9 +264,7 @@ class RunMachine:
     def _consider_planning(self) -> None:
         context = self.context
         offers = context.roster.offers()
-        # A run that has begun goes on with whoever is here.
-        needed = 1 if context.journal_step else max(1, context.settings.min_peers)
-        if self.cycle.trainable is None or len(offers) < needed or not self.attendance.settled(len(offers)):
+        if self.cycle.trainable is None or len(offers) < context.needed_peers or not self.attendance.settled(len(offers)):
             return
         if not self.pausing.may_plan(offer.name for offer in offers):
             return
@@ -289,7 +289,7 @@ class RunMachine:
                 holders=context.holdings.holders(),
                 on_disks=context.on_disks(),
                 steps_left=context.settings.steps - context.committed,
-                at_once=context.recovering and context.last_plan is not None,
+                at_once=context.in_haste and context.last_plan is not None,
             )
         )
 

@@ -71,4 +71,4 @@ class Restraint:
         joined = sorted(frozenset(present) - self._considered)
         if joined:
             return f"{', '.join(joined)} joined"
-        return "the plan was made in haste, after a loss" if self._hasty else None
+        return "the plan was made in haste" if self._hasty else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.snapshots import Moment, Part
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 
@@ -34,14 +35,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Where a run is taken up: no generation up to ``generation`` is used again, ``last`` is the last committed step, ``peers``
-    had the stages of the last plan, ``codecs`` are those of its links. ``snapshots`` were ordered, and ``parts`` of them are on
+    """Where a run is taken up: no generation up to ``generation`` is used again, ``last`` is the last committed step, ``plan``
+    the last plan, ``codecs`` are those of its links. ``snapshots`` were ordered, and ``parts`` of them are on
     the disks of these peers. ``owed_evaluation``: the one after the last step is
     still to be done."""
 
     generation: Generation
     last: Committed | None = None
-    peers: tuple[PeerId, ...] = ()
+    plan: Plan | None = None
     codecs: Mapping[tuple[PeerId, PeerId], str] = field(default_factory=dict)
     snapshots: tuple[Moment, ...] = ()
     parts: tuple[tuple[PeerId, Part], ...] = ()

@@ -41,7 +41,7 @@ def waiting(context: RunContext, cycle: StepCycle) -> Waiting:
 
 def _before_the_plan(context: RunContext, cycle: StepCycle) -> str:
     present = len(context.roster.offers())
-    needed = 1 if context.journal_step else context.settings.min_peers
+    needed = context.needed_peers
     missing = needed - present
     if away := context.returning.away(context.roster, context.now):
         what = f"waits for {listed(away)} to come back, with a stage of the plan before the coordinator's restart"

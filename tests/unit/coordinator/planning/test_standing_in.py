@@ -98,6 +98,37 @@ def test_one_that_is_far_too_slow_is_worth_a_search() -> None:
     assert stand_in(without(request, before.peers[1]), before, nothing_to_fetch) is None
 
 
+def replicated(*extra: float) -> tuple[PlanRequest, Plan]:
+    """Two stages of two replicas each, before ``extra`` peers came."""
+    request = request_for([1e9] * 4, stages=2)
+    request = replace(request, constraints=replace(request.constraints, num_replicas=2))
+    plan = as_plan(plan_placement(request), SEGMENTS)
+    assert [len(stage.replicas) for stage in plan.stages] == [2, 2]
+    more = request_for([1e9] * 4 + list(extra), stages=2)
+    return replace(more, constraints=request.constraints), plan
+
+
+def test_a_stage_that_has_a_replica_left_needs_nobody() -> None:
+    request, before = replicated(1e9)
+    gone, stays = before.stages[0].replicas
+    found = stand_in(without(request, gone), before, nothing_to_fetch)
+    assert found is not None
+    after = as_plan(found, SEGMENTS)
+    assert [stage.replicas for stage in after.stages] == [(stays,), before.stages[1].replicas]
+    assert after.spares == ("peer-04",)
+
+
+def test_a_stage_that_lost_all_replicas_goes_to_a_spare_or_else_to_the_replica_of_another() -> None:
+    request, before = replicated(1e9)
+    gone, kept = before.stages[1].replicas, before.stages[0].replicas
+    found = stand_in(without(request, *gone), before, nothing_to_fetch)
+    assert found is not None
+    assert [stage.replicas for stage in as_plan(found, SEGMENTS).stages] == [kept, ("peer-04",)]
+    found = stand_in(without(request, *gone, "peer-04"), before, nothing_to_fetch)
+    assert found is not None
+    assert [stage.replicas for stage in as_plan(found, SEGMENTS).stages] == [kept[:1], kept[1:]]
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_it_keeps_every_limit_and_is_the_same_in_any_order(seed: int) -> None:
