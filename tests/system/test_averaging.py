@@ -50,10 +50,15 @@ class Group:
             self.members.append(Member(peer=PeerId(f"peer-{index}"), address=answer["address"]))
             self.hives.append(answer["hive"])
             self.folders.append(Path(answer["folder"]))
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(expect_line(member.address for member in self.members))
-        await asyncio.gather(*(self.answer(index) for index in range(len(self.processes))))
+        await self.expect(range(len(self.processes)))
+
+    async def expect(self, indexes: Sequence[int]) -> None:
+        """From now on those at ``indexes`` expect each other, and nobody else."""
+        for index in indexes:
+            stdin = self.processes[index].stdin
+            assert stdin is not None
+            stdin.write(expect_line(self.members[index].address for index in indexes))
+        await asyncio.gather(*(self.answer(index) for index in indexes))
 
     async def answer(self, index: int) -> dict[str, Any]:
         """A process's next line."""
@@ -73,14 +78,24 @@ class Group:
             print(f"round {key}, attempt {attempt + 1}: {answers}")
         raise AssertionError(f"round {key} failed {MOST_ATTEMPTS} times; the last time: {answers}")
 
-    async def run(self, key: str, indexes: Sequence[int], *, heard: Sequence[int] | None = None, **fields: Any) -> list[Any]:
-        """What the members ``heard`` say of a round of those at ``indexes``, in this order."""
+    async def run(
+        self,
+        key: str,
+        indexes: Sequence[int],
+        *,
+        told: Sequence[int] | None = None,
+        heard: Sequence[int] | None = None,
+        **fields: Any,
+    ) -> list[Any]:
+        """What the members ``heard`` say of a round of those at ``indexes``, in this order, of which those ``told`` know."""
         whole = Round(key=key, members=tuple(self.members[index] for index in indexes), own=0, **fields)
+        told = indexes if told is None else told
         for place, index in enumerate(indexes):
             stdin = self.processes[index].stdin
             assert stdin is not None
-            stdin.write(round_line(replace(whole, own=place), seed=index, count=COUNT))
-        return list(await asyncio.gather(*(self.answer(index) for index in (indexes if heard is None else heard))))
+            if index in told:
+                stdin.write(round_line(replace(whole, own=place), seed=index, count=COUNT))
+        return list(await asyncio.gather(*(self.answer(index) for index in (told if heard is None else heard))))
 
 
 @asynccontextmanager
@@ -143,6 +158,16 @@ async def test_weights_and_uneven_shares_give_the_mean() -> None:
             members.members[index] = replace(members.members[index], bandwidth=bandwidth, weight=float(index + 1))
         answers = await members.averaged("uneven", [0, 1, 2], divisor=6.0)
         assert {answer["digest"] for answer in answers} == {digest(total([0, 1, 2], [1.0, 2.0, 3.0], 6.0))}
+
+
+async def test_a_stranger_is_refused_and_disturbs_nobody() -> None:
+    async with group(3) as members:
+        await members.expect([0, 1])
+        (refused,) = await members.run("intrusion", [2, 0], told=[2], deadline_seconds=4.0)
+        assert "failed" in refused
+        assert refused["seconds"][0] < 4.0, "it is refused, and not left waiting"
+        answers = await members.averaged("among us", [0, 1])
+        assert {answer["digest"] for answer in answers} == {digest(total([0, 1]))}
 
 
 async def test_round_whose_member_is_killed_is_repeated_without_it() -> None:

@@ -125,6 +125,15 @@ def test_peers_come_from_one_place(files: tuple[str, str], flags: list[str]) -> 
         CliRunner().invoke(app, [files[0], *flags], catch_exceptions=False)
 
 
+def test_stages_that_are_pinned_are_not_planned(files: tuple[str, str]) -> None:
+    job, fleet = files
+    pin = "plan.pin={0: [attic, moon], 1: [cellar]}"
+    with pytest.raises(UsageError, match=r"plan\.pin of this job gives every stage to peers"):
+        CliRunner().invoke(app, [job, "--fleet", fleet, "--set", pin], catch_exceptions=False)
+    loose = CliRunner().invoke(app, [job, "--fleet", fleet, "--set", "plan.pin={}"], catch_exceptions=False)
+    assert loose.exit_code == 0
+
+
 def test_mistakes_are_sentences(files: tuple[str, str]) -> None:
     job, fleet = files
     with pytest.raises(JobError, match=r"cannot read the fleet file 'none.yaml'"):
