@@ -49,9 +49,7 @@ def command(
 
     loaded = load_job(job, overrides or ())
     if loaded.plan.pinned_stages:
-        raise UsageError(
-            "plan.pin of this job gives every stage to peers, so nothing is left to choose: --set plan.pin={}"
-        )
+        raise UsageError("plan.pin of this job gives every stage to peers, so nothing is left to choose: --set plan.pin={}")
     known = _from_fleet(fleet) if fleet is not None else _from_coordinator(against)
     answer = replace(make_answer(loaded, known), failures_per_hour=failures_per_hour)
     drawn = picture or (None if as_json else PICTURE)
