@@ -39,6 +39,8 @@ from atoll.protocol.v1 import (
     operator_pb2,
     probe_pb2,
     probe_pb2_grpc,
+    relay_pb2,
+    relay_pb2_grpc,
     session_pb2,
     session_pb2_grpc,
     state_pb2,
@@ -48,7 +50,7 @@ from support.coordinated import Coordinated, coordinated, tiny_job
 from support.identities import SmallAuthority
 
 DAY = datetime.timedelta(days=1)
-OF_PEERS = ("Links", "State", "Probes")
+OF_PEERS = ("Links", "State", "Probes", "Reach")
 REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 CALL_SECONDS = 20.0
 
@@ -92,7 +94,7 @@ class Place:
         """Where the method is served, and under which name for TLS."""
         if method.containing_service.name in OF_PEERS:
             yield self.ann, server_name(self.run_id, Role.PEER, "ann")
-        if method.containing_service.name not in ("Links", "State"):
+        if method.containing_service.name not in ("Links", "State", "Reach"):
             yield self.run.address, server_name(self.run_id, Role.COORDINATOR)
 
     async def called(self, method: MethodDescriptor, credentials: Credentials | None) -> list[grpc.aio.AioRpcError]:
@@ -221,6 +223,15 @@ async def test_nobody_speaks_for_another_or_asks_for_what_is_not_permitted(
             probes = probe_pb2_grpc.ProbesStub(channel)
             for name, reason in (("bob", foreign), ("eve", "eve has no session")):
                 assert reason in await probed(probes, name)
+            for source, answer, reason in (
+                ("bob", 0, foreign),
+                ("eve", 0, "the plan has nothing go from 'eve' to 'ann' through this relay"),
+                ("eve", 1, "nobody waits for an answer 1 of eve"),
+            ):
+                tunnel = relay_pb2_grpc.RelayStub(channel).Tunnel()
+                said = relay_pb2.TunnelHello(source=source, target="ann", answer=answer, protocol_version=PROTOCOL_VERSION)
+                await tunnel.write(relay_pb2.TunnelFrame(hello=said))
+                assert reason in await details(tunnel)
         async with open_channel(here.ann, eve, PeerId("ann")) as channel:
             for name, reason in (("bob", foreign), ("eve", "the coordinator has not asked eve for a probe")):
                 assert reason in await probed(probe_pb2_grpc.ProbesStub(channel), name)

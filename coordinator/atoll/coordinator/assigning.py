@@ -14,6 +14,7 @@ from atoll.coordinator.moves import Donations
 from atoll.coordinator.planning.meetings import met_peers, met_stages
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
+from atoll.coordinator.ways import Way, Ways
 from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
@@ -40,7 +41,7 @@ def make_assignment(
     plan: Plan,
     graphs: Sequence[StageGraph],
     peer: PeerId,
-    addresses: Mapping[PeerId, str],
+    ways: Ways,
     first_values: FirstValues,
     state: StateSources,
     download_shares: Mapping[PeerId, float],
@@ -55,7 +56,7 @@ def make_assignment(
     return Assignment(
         generation=generation,
         graph=graph,
-        neighbours=_neighbours(plan, graphs, peer, addresses, download_shares, codecs),
+        neighbours=_neighbours(plan, graphs, peer, ways, download_shares, codecs),
         run_seed=job.training.seed,
         in_flight=stage.of(peer).in_flight,
         recompute=stage.recompute,
@@ -67,11 +68,18 @@ def make_assignment(
         ),
         link_seconds=job.network.link_seconds,
         committed_step=state.committed,
-        donors=tuple(Donor(peer=donor, address=addresses[donor], names=names) for donor, names in state.donations[peer]),
+        donors=tuple(_donor(ways.to(peer, donor), donor, names) for donor, names in state.donations[peer]),
         groups=tuple(plan.stages[met].group for met in sorted({number, *met_stages(graph)})),
         replica=stage.replicas.index(peer),
         averaging=job.averaging.settings(bandwidths_of(network, stage.replicas)),
     )
+
+
+def relayed_pairs(assignment: Assignment) -> frozenset[frozenset[PeerId]]:
+    """With whom the peer of an assignment exchanges something through the coordinator."""
+    others = {other.peer for other in assignment.neighbours if other.relayed}
+    others |= {donor.peer for donor in assignment.donors if donor.relayed}
+    return frozenset(frozenset((assignment.peer, other)) for other in others)
 
 
 def encode_assignment(assignment: Assignment) -> EncodedMessage:
@@ -111,26 +119,32 @@ def _neighbours(
     plan: Plan,
     graphs: Sequence[StageGraph],
     peer: PeerId,
-    addresses: Mapping[PeerId, str],
+    ways: Ways,
     download_shares: Mapping[PeerId, float],
     codecs: Mapping[PeerId, str],
 ) -> tuple[Neighbour, ...]:
-    """Of two neighbours the one that comes first in the plan dials."""
+    """Of two neighbours the one that comes first in the plan dials, if it can."""
     order = {name: place for place, name in enumerate(plan.peers)}
     found = []
     for other in met_peers(plan, graphs, peer):
         stage = plan.stage_of(other)
         assert stage is not None
+        way = ways.between(*sorted((peer, other), key=lambda name: order[name]))
         neighbour = Neighbour(
             stage=stage,
             peer=other,
-            address=addresses[other],
-            dial=order[peer] < order[other],
+            address=way.address if way.dialler == peer else "",
+            dial=way.dialler == peer,
+            relayed=way.relayed,
             max_bytes_per_second=download_shares.get(other),
             codec=codecs.get(other, "raw"),
         )
         found.append(neighbour)
     return tuple(found)
+
+
+def _donor(way: Way, donor: PeerId, names: tuple[str, ...]) -> Donor:
+    return Donor(peer=donor, address=way.address, names=names, relayed=way.relayed)
 
 
 def optimizer_settings(job: Job) -> OptimizerSettings:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.assigning import StateSources, encode_assignment, make_assignment, share_downloads
+from atoll.coordinator.assigning import StateSources, encode_assignment, make_assignment, relayed_pairs, share_downloads
 from atoll.coordinator.batches import BatchSender, routes
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import (
@@ -25,6 +25,8 @@ from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations, without_store
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.proposing import Proposing
+from atoll.coordinator.relay import Relay
+from atoll.coordinator.relay_grants import Pair
 from atoll.coordinator.run.events import (
     PeersCompared,
     RunEvent,
@@ -93,7 +95,9 @@ class Conductor:
         post: Callable[[RunEvent], None],
         on_event: Callable[[Event], None],
         vault: Vault,
+        relay: Relay,
     ) -> None:
+        self._relay = relay
         self._vault = vault
         self._folder = folder
         self._sessions = sessions
@@ -177,8 +181,7 @@ class Conductor:
             case CopySnapshot():
                 self._copy_snapshot(instruction)
             case FillStore():
-                addresses = {member.name: member.introduction.address for member in self._sessions.membership}
-                self._spawn(self._vault.fill(instruction, addresses))
+                self._spawn(self._fill_store(instruction))
             case KeepSnapshots():
                 await self._keep_snapshots(instruction)
             case SendCommit():
@@ -234,8 +237,8 @@ class Conductor:
         )
         await self._offload.run(self._folder.journal.write_codecs, first)
         self._lend(instruction)
-        to_fetch = {}
-        addresses = {name: member.introduction.address for name, member in members.items()}
+        to_fetch, relayed, assigned = {}, set[Pair](), []
+        ways = self._surveyor.ways()
         holders, on_disks = instruction.holders, without_store(instruction.on_disks)
         state = StateSources(
             committed=instruction.committed,
@@ -244,7 +247,7 @@ class Conductor:
             stored=self._vault.lend(instruction),
         )
         needed = {*plan.peers, *(donor for given in state.donations.values() for donor, _ in given)}
-        if not needed <= addresses.keys():
+        if not all(peer in ways for peer in needed):
             return  # one of them is gone; the machine is about to hear of it
         caps = {name: member.introduction.max_download_bytes_per_second for name, member in members.items()}
         shares = share_downloads(plan, graphs, caps)
@@ -255,7 +258,7 @@ class Conductor:
                 plan,
                 graphs,
                 peer,
-                addresses,
+                ways,
                 model.first_values,
                 state,
                 shares,
@@ -263,7 +266,11 @@ class Conductor:
                 surveyed.network,
             )
             to_fetch[peer] = assignment.fetch
+            relayed |= relayed_pairs(assignment)
             encoded = await self._offload.run(encode_assignment, assignment)
+            assigned.append((peer, encoded))
+        self._relay.planned(relayed)
+        for peer, encoded in assigned:
             self._spawn(self._send(peer, encoded))
         self._state.allow_fetching(instruction.generation, to_fetch)
 
@@ -320,14 +327,21 @@ class Conductor:
         )
         self._sessions.tell(instruction.peers, session_pb2.CoordinatorMessage(commit=commit))
 
+    async def _fill_store(self, instruction: FillStore) -> None:
+        everybody = [member.name for member in self._sessions.membership]
+        await self._vault.fill(instruction, await self._relay.addresses(self._surveyor.ways(), everybody))
+
     def _copy_snapshot(self, instruction: CopySnapshot) -> None:
         copy = instruction.copy
-        source = self._sessions.membership.find(copy.source)
-        if source is None:
+        ways = self._surveyor.ways()
+        if copy.source not in ways:
             return  # it is gone; the machine is about to hear of it
+        way = ways.to(copy.target, copy.source)
         order = session_pb2.CopySnapshot(
-            step=instruction.step, source=copy.source, address=source.introduction.address, names=copy.names
+            step=instruction.step, source=copy.source, address=way.address, names=copy.names, relayed=way.relayed
         )
+        if way.relayed:
+            self._relay.grants.allow(copy.target, copy.source, time.monotonic() + _COPY_SECONDS)
         self._sessions.permit(copy.source, copy.target, session_pb2.Permit.PERMIT_COPY, _COPY_SECONDS, step=instruction.step)
         self._sessions.tell([copy.target], session_pb2.CoordinatorMessage(copy_snapshot=order))
 

@@ -7,7 +7,7 @@ FLOP/s promise as those that were measured are; an owner's word is taken as it i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -40,6 +40,8 @@ class Findings:
         self._how: dict[PeerId, str] = {}
         self._estimated: set[tuple[PeerId, PeerId]] = set()
         self._told: set[PeerId | Ends] = set()
+        self.dialled: dict[tuple[PeerId, PeerId], bool] = {}
+        """Of (dialler, dialled) whether a probe reached the one from the other without a relay."""
 
     def measured(self, peer: PeerId, answer: session_pb2.Measured) -> None:
         """The peer's answer for one kind of segment."""
@@ -48,6 +50,13 @@ class Findings:
     def probed(self, result: ProbeResult) -> None:
         """A link was measured."""
         self._results[_ends(result.pair)] = result
+        if result.pair.target is not None:
+            self.dialled[result.pair.source, result.pair.target] = not result.relayed
+
+    def not_probed(self, pair: ProbePair) -> None:
+        """The source of the pair has tried, and failed."""
+        if pair.target is not None:
+            self.dialled[pair.source, pair.target] = False
 
     def give_up(self, given_up: Iterable[GivenUp]) -> None:
         """What could not be measured."""
@@ -64,14 +73,16 @@ class Findings:
         self._results = {ends: result for ends, result in self._results.items() if peer not in ends}
         self._failed_links = {ends: failed for ends, failed in self._failed_links.items() if peer not in ends}
         self._told = {what for what in self._told if what != peer and not (isinstance(what, frozenset) and peer in what)}
+        self.dialled = {ends: could for ends, could in self.dialled.items() if peer not in ends}
         self._observed.forget(peer)
 
-    def forget_links(self, pairs: Iterable[Ends]) -> None:
+    def forget_links(self, pairs: Collection[Ends]) -> None:
         """What probes found, or did not, of the links of these pairs is old; the rates that traffic has shown stay."""
         for pair in pairs:
             self._results.pop(pair, None)
             self._failed_links.pop(pair, None)
             self._told.discard(pair)
+        self.dialled = {ends: could for ends, could in self.dialled.items() if frozenset(ends) not in pairs}
 
     def is_probed(self, pair: Ends) -> bool:
         """Whether a probe has found the link between these two."""
@@ -223,9 +234,10 @@ def _link_news(result: ProbeResult) -> Iterator[MeasurementEvent]:
     source, target = result.pair.source, result.pair.target or THE_COORDINATOR
     rates = result.upload_bytes_per_second, result.download_bytes_per_second
     _log.info(
-        "the link %s - %s: round trip %.3g ms, there %s bytes/s, back %s bytes/s",
+        "the link %s - %s%s: round trip %.3g ms, there %s bytes/s, back %s bytes/s",
         source,
         target,
+        " (through the coordinator)" if result.relayed else "",
         1e3 * result.round_trip_seconds,
         *("?" if rate is None else f"{rate:.3g}" for rate in rates),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from atoll.compression.policy import Rung
 from atoll.coordinator.run.snapshots import HeldPart
@@ -21,11 +22,20 @@ LEASE_SECONDS = 10.0
 LOOKS_PER_LEASE = 20
 
 
+class Reach(StrEnum):
+    """Whether others can dial a peer: as the coordinator found when it did."""
+
+    UNKNOWN = "unknown"
+    REACHABLE = "reachable"
+    OUTBOUND_ONLY = "outbound-only"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """What a peer says of itself when it joins. Peers of one ``machine`` (empty: it has none in common with others) share its
-    ``cores``; the owner's caps are None where there are none. ``snapshots`` are what it has on its disk, by the id of the run.
-    ``instance`` is the process's own: whoever says the same one is that peer, come back."""
+    """What a peer says of itself when it joins; its ``address`` is empty where it accepts no connection. Peers of one
+    ``machine`` (empty: it has none in common with others) share its ``cores``; the owner's caps are None where there are none.
+    ``snapshots`` are what it has on its disk, by the id of the run. ``instance`` is the process's own: whoever says the same
+    one is that peer, come back."""
 
     protocol_version: int
     version: str
@@ -65,13 +75,13 @@ class Taken:
     def refusal(self) -> Refusal:
         """What to say to the newcomer if the holder is here indeed."""
         said = self.holder.introduction
-        who = f"a peer named {said.name} is in the run already (at {said.address})"
+        who = f"a peer named {said.name} is in the run already (at {said.address or 'no address'})"
         return Refusal(reason=f"{who}; give this one another name with --name")
 
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A connected peer."""
+    """A connected peer; ``unreached`` is why it cannot be dialled."""
 
     introduction: Introduction
     heard: float
@@ -81,6 +91,8 @@ class Member:
     resident_at_join: int = 0
     fetched_bytes: int = 0
     bytes_sent: dict[tuple[str, str], int] = field(default_factory=dict)
+    reach: Reach = Reach.UNKNOWN
+    unreached: str = ""
 
     @property
     def name(self) -> PeerId:
@@ -188,7 +200,9 @@ def _wrong_numbers(introduction: Introduction) -> Refusal | None:
 
 
 def _wrong_address(introduction: Introduction, came_from: str) -> Refusal | None:
-    """Whether other peers could dial the address at all."""
+    """Whether other peers could dial the address at all, where there is one."""
+    if not introduction.address:
+        return None
     try:
         address = parse_address(introduction.address)
     except JobError as error:

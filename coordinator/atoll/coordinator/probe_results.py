@@ -27,12 +27,14 @@ ALIKE = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """One link as ``pair.source`` found it; a rate is None where only latency was measured."""
+    """One link as ``pair.source`` found it, ``relayed`` by the coordinator or not; a rate is None where only latency was
+    measured."""
 
     pair: ProbePair
     round_trip_seconds: float
     upload_bytes_per_second: float | None = None
     download_bytes_per_second: float | None = None
+    relayed: bool = False
 
 
 def probe_result(pair: ProbePair, probed: session_pb2.Probed) -> ProbeResult | str:
@@ -48,6 +50,7 @@ def probe_result(pair: ProbePair, probed: session_pb2.Probed) -> ProbeResult | s
         round_trip_seconds=probed.round_trip_seconds,
         upload_bytes_per_second=upload or None,
         download_bytes_per_second=download or None,
+        relayed=probed.relayed,
     )
 
 

@@ -35,13 +35,14 @@ Places: TypeAlias = Mapping[Place, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeParty:
     """A peer. Peers of one ``machine`` share its processors, those of one ``host`` (of their addresses) its line; empty says
-    nothing. The owner's caps are None where there are none."""
+    nothing. The owner's caps are None where there are none. ``reachable``: others can dial it, as far as is known."""
 
     name: PeerId
     machine: str = ""
     host: str = ""
     max_upload_bytes_per_second: float | None = None
     max_download_bytes_per_second: float | None = None
+    reachable: bool = True
 
     @property
     def location(self) -> str:
@@ -64,7 +65,7 @@ def again_pair(ends: frozenset[PeerId]) -> ProbePair:
     return ProbePair(source=source, target=target, latency_only=True)
 
 
-def probe_party(introduction: Introduction) -> ProbeParty:
+def probe_party(introduction: Introduction, *, reachable: bool = True) -> ProbeParty:
     """The peer that introduced itself so."""
     try:
         host = parse_address(introduction.address).host
@@ -76,6 +77,7 @@ def probe_party(introduction: Introduction) -> ProbeParty:
         host=host,
         max_upload_bytes_per_second=introduction.max_upload_bytes_per_second,
         max_download_bytes_per_second=introduction.max_download_bytes_per_second,
+        reachable=reachable,
     )
 
 

@@ -25,9 +25,12 @@ from atoll.coordinator.examining import ExaminationServicer
 from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.identity.run_identity import RunIdentity
 from atoll.coordinator.measurements import Measurements
+from atoll.coordinator.membership import Member
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.origin import Origin, check_origin
 from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
+from atoll.coordinator.reaching import Reaching
+from atoll.coordinator.relay import Relay
 from atoll.coordinator.run.events import (
     ExportAsked,
     GraphReady,
@@ -104,7 +107,8 @@ class Coordinator:
             post=self._post,
             on_measured=self._measurements.reported,
             on_answer=lambda peer, message: self._surveyor.answered(peer, message),
-            on_gone=lambda peer: self._surveyor.gone(peer),
+            on_joined=self._on_joined,
+            on_gone=self._on_gone,
             on_removed=self._revoke,
             is_vouched=lambda peer: self._identity is not None and peer in self._identity.register.trusted(),
         )
@@ -115,11 +119,13 @@ class Coordinator:
             limits=settings.survey,
             spawn=self._spawn,
         )
+        self._relay = Relay(self._sessions)
         self._state = StateKeeper(self._offload, self._post)
         self._folder: StateFolder | None = None
         self._identity: RunIdentity | None = None
         self._security: Security = PlainText()
         self._examination: ExaminationServicer | None = None
+        self._reaching: Reaching | None = None
         self._origin: Origin | None = None
         self._conductor: Conductor | None = None
         self._server: grpc.aio.Server | None = None
@@ -253,6 +259,7 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sessions.end(finished=finished, reason=reason, within_seconds=END_SECONDS)
+        await self._relay.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
             self._server = None
@@ -276,6 +283,8 @@ class Coordinator:
             for name in identity.register.removed():
                 self._sessions.membership.bar(name)
             self._sessions.revoke(identity.revoked)
+        self._reaching = Reaching(self._sessions, self._security, self._spawn)
+        self._surveyor.know_reach(self._reaching.settled, self._relay.grants.allow)
         if folder.resumption is not None:
             self._machine.resume(folder.resumption)
             self._measurements.codecs.resume(folder.resumption.codecs)
@@ -290,6 +299,7 @@ class Coordinator:
             post=self._post,
             on_event=self._on_event,
             vault=await self._open_vault(folder),
+            relay=self._relay,
         )
         register_sessions = session_pb2_grpc.add_CoordinatorServicer_to_server
         register_operator = operator_pb2_grpc.add_OperatorServicer_to_server
@@ -300,6 +310,7 @@ class Coordinator:
             examination.register,
             *enrolment,
             probes.register,
+            self._relay.register,
             partial(register_sessions, CoordinatorServicer(self._sessions, self._state)),
             partial(register_operator, OperatorServicer(self)),
         )
@@ -364,6 +375,14 @@ class Coordinator:
             turned_away = self._security.guard.handshakes.report(time.monotonic())
             if turned_away is not None:
                 _log.warning("%s", turned_away)
+
+    def _on_joined(self, member: Member) -> None:
+        assert self._reaching is not None, "nobody joins before there is a server"
+        self._reaching.joined(member)
+
+    def _on_gone(self, peer: PeerId) -> None:
+        self._surveyor.gone(peer)
+        self._relay.gone(peer)
 
     async def _not_here(self, name: str) -> str | None:
         """Why nobody of that name is served a probe; None where it has a session, or was examined just now."""

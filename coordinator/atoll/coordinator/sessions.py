@@ -28,8 +28,9 @@ SIGN_OF_LIFE_SECONDS = (1.0, 4.0)
 class Sessions:
     """``run`` is the run's name, ``run_id`` what it is called for ever, known once its folder is open. ``post`` takes the
     events; ``on_measured`` is shown each Ready and StageReport for what it tells of memory and links. ``on_answer`` gets each
-    Measured and Probed, which are no matter of the run, ``on_gone`` the name of each peer that is here no longer, and
-    ``on_removed`` of each that the operator removed, once it must go. ``is_vouched``: whether a peer was invited as trusted."""
+    Measured and Probed, which are no matter of the run, ``on_joined`` each peer that is here, ``on_gone`` its
+    name when it is here no longer, and ``on_removed`` of each that the operator removed, once it must go. ``is_vouched``:
+    whether a peer was invited as trusted."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Sessions:
         post: Callable[[RunEvent], None],
         on_measured: OnReport,
         on_answer: OnReport = lambda peer, message: None,
+        on_joined: Callable[[Member], None] = lambda member: None,
         on_gone: Callable[[PeerId], None] = lambda peer: None,
         on_removed: Callable[[PeerId], None] = lambda peer: None,
         is_vouched: Callable[[PeerId], bool] = lambda peer: False,
@@ -51,6 +53,7 @@ class Sessions:
         self._post = post
         self._on_measured = on_measured
         self._on_answer = on_answer
+        self._on_joined = on_joined
         self._on_gone = on_gone
         self._on_removed = on_removed
         self._is_vouched = is_vouched
@@ -77,6 +80,7 @@ class Sessions:
         session.tell(session_pb2.CoordinatorMessage(welcome=welcome))
         if self._revoked:
             session.tell(self._revocations())
+        self._on_joined(session.member)
         return session
 
     def _judge(self, introduction: Introduction, came_from: str) -> Member | Refusal | Taken:

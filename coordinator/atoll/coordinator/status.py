@@ -123,6 +123,8 @@ def _peer(name: PeerId, entry: RosterEntry, sources: Sources, now: float) -> ope
         status.device = member.introduction.device
         status.resident_bytes = member.resident_bytes
         status.silent_seconds = now - member.heard
+        status.reach = member.reach
+        status.unreached = member.unreached
     plan = sources.machine.context.plan
     if plan is not None and stage is not None:
         status.predicted_memory_bytes = plan.stages[stage].of(name).memory_bytes

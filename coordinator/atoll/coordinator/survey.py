@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import MeasurementEvent
 from atoll.coordinator.findings import Findings
+from atoll.coordinator.membership import Member, Reach
 from atoll.coordinator.observed import Observed
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.network import Network
@@ -26,6 +27,7 @@ from atoll.coordinator.segment_measuring import SegmentMeasuring, prepare_measur
 from atoll.coordinator.sessions import Sessions
 from atoll.coordinator.survey_plan import MeasureKinds, ProbeLink, Request, Survey, SurveyLimits
 from atoll.coordinator.traced_model import TracedModel
+from atoll.coordinator.ways import Ways
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.v1 import session_pb2
 from atoll.protocol.wording import listed
@@ -71,7 +73,16 @@ class Surveyor:
         self._preparing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._round = 0
+        self._reach_known: Callable[[Iterable[PeerId]], Awaitable[None]] = _at_once
+        self._relay_allows: Callable[[PeerId, PeerId, float], None] = lambda one, other, until: None
         self.findings = Findings(observed)
+
+    def know_reach(
+        self, settled: Callable[[Iterable[PeerId]], Awaitable[None]], relay_allows: Callable[[PeerId, PeerId, float], None]
+    ) -> None:
+        """``settled`` returns when it is known of peers whether they can be dialled, which decides who probes whom;
+        ``relay_allows`` lets two meet at the relay until then, where neither can be."""
+        self._reach_known, self._relay_allows = settled, relay_allows
 
     def know(self, model: TracedModel, feed: Feed) -> None:
         """The model is traced, and ``feed`` gives its microbatches."""
@@ -81,6 +92,7 @@ class Surveyor:
         self, generation: Generation, peers: Sequence[PeerOffer], progress: Callable[[str], None] = lambda doing: None
     ) -> Network:
         """The links of ``peers``, probed where they were not. Needs no model. A later call takes over from an earlier one."""
+        await self._reach_known([offer.name for offer in peers])
         parties = self._parties(offer.name for offer in peers)
         await self._look(generation, parties, (), progress)
         return self.findings.network(parties, [offer.name for offer in peers])
@@ -96,6 +108,7 @@ class Surveyor:
         in any case. ``progress`` is told what is being done, as the rest of a sentence. A later call takes over from an earlier
         one, which returns with what it has."""
         measuring = await self._prepare()
+        await self._reach_known([offer.name for offer in peers])
         parties = self._parties(offer.name for offer in peers)
         known = {party.name for party in parties}
         anew = tuple(again_pair(pair) for pair in sorted(again, key=sorted) if pair <= known)
@@ -195,10 +208,13 @@ class Surveyor:
             address=target.introduction.address if target is not None else "",
             limit_seconds=self._limits.probe_seconds,
             latency_only=request.pair.latency_only,
+            relay=request.relay,
         )
         if target is not None:
             seconds = self._limits.probe_seconds + _PROBE_SLACK_SECONDS
             self._sessions.permit(target.name, request.peer, session_pb2.Permit.PERMIT_PROBE, seconds)
+            if request.relay:
+                self._relay_allows(request.peer, target.name, time.monotonic() + seconds)
         self._sessions.tell([request.peer], session_pb2.CoordinatorMessage(probe=probe))
 
     async def _send(self, request: MeasureKinds, generation: Generation, measuring: SegmentMeasuring) -> None:
@@ -227,6 +243,7 @@ class Surveyor:
         else:
             _log.info("%s could not probe its link to %s: %s", peer, request.pair.target or "the coordinator", result)
             self._survey.probed(request, result)
+            self.findings.not_probed(request.pair)
 
     def gone(self, peer: PeerId) -> None:
         """The peer has left or was lost."""
@@ -236,7 +253,24 @@ class Surveyor:
 
     def _parties(self, names: Iterable[PeerId]) -> list[ProbeParty]:
         members = (self._sessions.membership.find(name) for name in names)
-        return [probe_party(member.introduction) for member in members if member is not None]
+        return [_party(member) for member in members if member is not None]
+
+    def ways(self) -> Ways:
+        """How the peers that are here reach each other, as far as is known now."""
+        members = tuple(self._sessions.membership)
+        return Ways(
+            {member.name: member.introduction.address for member in members},
+            {member.name for member in members if member.reach is Reach.OUTBOUND_ONLY},
+            self.findings.dialled,
+        )
+
+
+async def _at_once(names: Iterable[PeerId]) -> None:
+    """Nothing is found out of them."""
+
+
+def _party(member: Member) -> ProbeParty:
+    return probe_party(member.introduction, reachable=member.reach is not Reach.OUTBOUND_ONLY)
 
 
 def describe(running: Sequence[Request]) -> str:

@@ -40,10 +40,12 @@ class MeasureKinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLink:
-    """Have the source of ``pair`` probe its link to the target."""
+    """Have the source of ``pair`` probe its link to the target, or if it cannot dial that and ``relay`` is set, the way through
+    the coordinator."""
 
     number: int
     pair: ProbePair
+    relay: bool = False
 
     @property
     def peer(self) -> PeerId:
@@ -215,6 +217,9 @@ class Survey:
     def _is_open(self, pair: ProbePair) -> bool:
         return _ends(pair) not in self._settled_pairs
 
+    def _is_reachable(self, target: PeerId | None) -> bool:
+        return target is None or self._parties[target].reachable
+
     def _measure(self, peer: PeerId, kinds: tuple[str, ...], places: Places, now: float) -> MeasureKinds:
         request = MeasureKinds(peer=peer, kinds=kinds)
         self._asked_kinds.setdefault(peer, set()).update(kinds)
@@ -222,15 +227,17 @@ class Survey:
         return request
 
     def _probe(self, pair: ProbePair, places: Places, now: float) -> Iterable[ProbeLink]:
-        """A probe from that end which has not tried yet; nothing when there is none left."""
+        """A probe from that end which has not tried yet, towards one that can be dialled if there is; nothing when no end is
+        left."""
         tried = self._tried.get(_ends(pair), {})
-        ways = (pair,) if pair.target is None else (pair, replace(pair, source=pair.target, target=pair.source))
+        ways = [pair] if pair.target is None else [pair, replace(pair, source=pair.target, target=pair.source)]
+        ways.sort(key=lambda way: not self._is_reachable(way.target))
         left = [way for way in ways if way.source not in tried and way.source not in self._silent]
         if not left:
             self._give_up_pair(pair, "; ".join(tried.values()) or "it does not answer")
             return
         self._number += 1
-        request = ProbeLink(number=self._number, pair=left[0])
+        request = ProbeLink(number=self._number, pair=left[0], relay=not self._is_reachable(left[0].target))
         limit = self._limits.probe_seconds + self._limits.answer_seconds
         self._running.append(_Running(request, places, now + limit))
         yield request

@@ -72,6 +72,10 @@ def join(
     hive_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where hivemind listens, if the run averages with it; by default any port.")
     ] = 0,
+    outbound_only: Annotated[
+        bool,
+        typer.Option("--outbound-only", help="Accept no connection: dial other peers, or meet them through the coordinator."),
+    ] = False,
     cache: Cache = None,
     snapshots: Snapshots = None,
     run: Annotated[
@@ -107,10 +111,13 @@ def join(
         size_of_flag,
     )
     from atoll.protocol.channel import parse_address
+    from atoll.protocol.errors import JobError
     from atoll.protocol.fault_points import FaultPoints
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     where = Where.of_flags(coordinator, run, initial_peers or ())
+    if outbound_only and (listen or advertise):
+        raise JobError("--outbound-only", "a peer that accepts no connection has nothing to --listen on or to --advertise")
     settings = PeerSettings(
         coordinator=where.address,
         name=name or default_name(),
@@ -120,6 +127,7 @@ def join(
         listen=None if listen is None else str(parse_address(listen, "--listen")),
         advertise=None if advertise is None else str(parse_address(advertise, "--advertise")),
         hive_port=hive_port,
+        outbound_only=outbound_only,
         cache=cache or default_cache(),
         snapshots=snapshots,
         token=token or None,

@@ -27,6 +27,7 @@ from atoll.peer.session import Session
 from atoll.peer.session_values import (
     Advance,
     Allow,
+    AnswerTunnel,
     AssignmentArrived,
     Compute,
     Connect,
@@ -60,6 +61,7 @@ from atoll.peer.session_values import (
 )
 from atoll.peer.settings import PeerSettings
 from atoll.peer.snapshots import Snapshots
+from atoll.peer.tunnels import Tunnels
 from atoll.protocol.errors import AtollError, LinkError, SessionError
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind
@@ -145,13 +147,16 @@ class Peer:
             cache=settings.cache,
         )
         security = self._line.security = await self._belonging.open()
-        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, self._pacers, security)
+        tunnels = Tunnels(self._own, lambda: str(self._line.address), security)
+        engine = self._engine = Engine(settings, profile, self._on_notice, self._on_link_fault, tunnels, self._pacers, security)
         self._errands = Errands(settings, self._line, engine, self._memory, self._feed, self._pacers)
         await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
         self._join_by = time.monotonic() + settings.connect_seconds
         self._introduction = introduction(settings, profile, handling, settings.advertised_address(bound))
+        if settings.outbound_only:
+            _log.info("this peer accepts no connection: it dials others, or meets them through the coordinator")
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
         await self._line.open(await self._joining(), settings.connect_seconds)
         self._spawn(self._watch_joining(), self._tasks)
@@ -272,6 +277,8 @@ class Peer:
                 self._spawn(self._doing.copy(instruction.copy), self._tasks)
             case Allow():
                 self._allow(instruction.permit)
+            case AnswerTunnel():
+                self._answer(instruction)
             case Revoke():
                 self._belonging.revoke(instruction.serials)
             case KeepOnly():
@@ -319,6 +326,10 @@ class Peer:
     def _allow(self, permit: session_pb2.Permit) -> None:
         assert self._engine is not None
         self._engine.permits.grant(permit)
+
+    def _answer(self, instruction: AnswerTunnel) -> None:
+        assert self._engine is not None
+        self._engine.tunnels.answer(instruction.offer)
 
     def _use_codecs(self, instruction: UseCodecs) -> None:
         assert self._engine is not None

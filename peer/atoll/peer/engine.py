@@ -36,8 +36,10 @@ from atoll.peer.profile import Profile
 from atoll.peer.senders import BETWEEN_REPLICAS, refusal_of_sender
 from atoll.peer.settings import PeerSettings
 from atoll.peer.snapshots import Snapshots
+from atoll.peer.tunnels import Tunnels
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.channel import start_server
+from atoll.protocol.dialling_back import ReachServicer
 from atoll.protocol.errors import LinkError
 from atoll.protocol.framing import DEFAULT_MAX_MESSAGE_BYTES
 from atoll.protocol.ids import Generation, PeerId
@@ -52,8 +54,8 @@ CLOSE_SECONDS = 2.0  # how long a peer that ends waits for the operator that is 
 
 
 class Engine:
-    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop; ``pacers`` bound what is sent.
-    Without ``security`` in plain text."""
+    """Create it on the event loop. ``on_notice`` and ``on_fault`` are called on the loop; ``tunnels`` lead to those whom this
+    peer cannot dial, and are closed with it; ``pacers`` bound what is sent. Without ``security`` in plain text."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Engine:
         profile: Profile,
         on_notice: Callable[[Notice], None],
         on_fault: Callable[[LinkError], None],
+        tunnels: Tunnels,
         pacers: Sequence[Pacer] = (),
         security: Security | None = None,
     ) -> None:
@@ -69,6 +72,7 @@ class Engine:
         self._memory_bytes = profile.memory_bytes
         own = PeerId(settings.name)
         self._security = security
+        self.tunnels = tunnels
         self.permits = Permits(required=isinstance(security, MutualTls))
         self._links = Links(
             own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos, security=security
@@ -87,6 +91,7 @@ class Engine:
             chaos=settings.chaos,
             refusal=lambda name: self.permits.refusal(name, session_pb2.Permit.PERMIT_PROBE),
         )
+        self._reach = ReachServicer(settings.name)
         self._pipeline = Pipeline(
             PipelineSurroundings(
                 device=profile.device,
@@ -104,8 +109,9 @@ class Engine:
 
     async def start(self, listen: str, num_threads: int | None) -> str:
         """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
-        servicers = [self._links.register, self.lending.register, self._probes.register]
+        servicers = [self._links.register, self.lending.register, self._probes.register, self._reach.register]
         self._server, self._bound = await start_server(servicers, listen, security=self._security)
+        self.tunnels.bound = self._bound
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
         self._thread.start()
         if self.snapshots.writer is not None:
@@ -159,9 +165,10 @@ class Engine:
                 return averager.refusal(header)
             return boundaries.refusal(header.key, [tensor.name for tensor in header.tensors])
 
+        passable = await self.tunnels.passable(assignment)
         await self._links.configure(
             generation=assignment.generation,
-            neighbours=assignment.neighbours,
+            neighbours=passable.neighbours,
             settings=LinkSettings(
                 credit={Kind.ACTIVATION: CREDIT, Kind.GRADIENT: CREDIT},
                 run_seed=assignment.run_seed,
@@ -195,6 +202,7 @@ class Engine:
         self.stop_computing()
         await self._hive.close()
         await self._links.close()
+        await self.tunnels.close()
         if self._server is not None:
             await self._server.stop(grace=None)
         if self._thread is not None:

@@ -71,7 +71,7 @@ class Errands:
 
             given |= await borrow_state(
                 self._own,
-                assignment,
+                await self._engine.tunnels.passable(assignment),
                 count,
                 self._settings.max_download,
                 run_id=run_id,
@@ -112,6 +112,8 @@ class Errands:
 
     async def copy(self, request: session_pb2.CopySnapshot) -> None:
         """A part of a snapshot, from another peer's disk to this one's."""
+        source = PeerId(request.source)
+        request.address = await self._engine.tunnels.address(source, request.address, relayed=request.relayed)
         copied = await self._engine.snapshots.copy(request)
         if copied.failure:
             _log.warning("the snapshot of step %d is not copied from %s: %s", request.step, request.source, copied.failure)
@@ -124,6 +126,7 @@ class Errands:
             probe,
             own=self._own,
             coordinator=str(self._line.address),
+            tunnels=self._engine.tunnels,
             pacers=self._pacers,
             max_download=self._settings.max_download,
             chaos=self._settings.chaos,

@@ -46,6 +46,7 @@ from atoll.peer.faults import Fault, FaultKind
 from atoll.peer.session_values import (
     Advance,
     Allow,
+    AnswerTunnel,
     AssignmentArrived,
     Compute,
     Connect,
@@ -183,6 +184,10 @@ class Session:
                 return [MeasureLink(message.probe)]
             case "permit":
                 return [Allow(message.permit)]
+            case "tunnel":
+                return [AnswerTunnel(message.tunnel)]
+            case "reached":
+                return self._reached(message.reached)
             case "revoked":
                 return [Revoke(tuple(message.revoked.serials))]
             case "end":
@@ -194,6 +199,17 @@ class Session:
             case "cannot_hand_over":
                 return [Warn(f"nobody can take the layers of this peer yet: {message.cannot_hand_over.reason}")]
         return self._broken(f"it sent {content or 'an empty message'}, which this version does not expect here")
+
+    def _reached(self, reached: session_pb2.Reached) -> list[Instruction]:
+        if reached.reachable:
+            return []
+        return [
+            Warn(
+                f"others cannot dial this peer, it dials them or meets them through the coordinator ({reached.reason}): "
+                "if they shall, open or forward its port and give --listen HOST:PORT and --advertise HOST:PORT, "
+                "where they reach it; if they shall not, give --outbound-only"
+            )
+        ]
 
     def _ended(self, end: session_pb2.End) -> list[Instruction]:
         if end.finished:  # nobody will go back to a snapshot any more

@@ -237,6 +237,13 @@ class Allow:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTunnel:
+    """Somebody who cannot dial this peer wants to speak to it."""
+
+    offer: session_pb2.TunnelOffer
+
+
+@dataclass(frozen=True, slots=True)
 class Revoke:
     """These certificates, and no others, are revoked."""
 
@@ -292,6 +299,7 @@ Instruction: TypeAlias = (
     | Upload
     | MeasureLink
     | Allow
+    | AnswerTunnel
     | Revoke
     | CopyOver
     | KeepOnly

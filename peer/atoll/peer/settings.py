@@ -24,7 +24,8 @@ ANY_PORT_LOOPBACK = "127.0.0.1:0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """``listen`` and ``advertise`` None mean: fit for how the coordinator is reached. ``threads`` None: torch's default.
+    """``listen`` and ``advertise`` None mean: fit for how the coordinator is reached. ``outbound_only``: nobody else dials this
+    peer, which listens within its own machine alone. ``threads`` None: torch's default.
 
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
     ``memory_bytes`` caps what this process takes in all; None means all that is free. ``connect_seconds`` is how long the
@@ -46,6 +47,7 @@ class PeerSettings:
     memory_bytes: int | None = None
     listen: str | None = None
     advertise: str | None = None
+    outbound_only: bool = False
     connect_seconds: float = CONNECT_SECONDS
     cache: Path | None = None
     snapshots: Path | None = None
@@ -63,7 +65,9 @@ class PeerSettings:
 
     @property
     def listen_address(self) -> str:
-        """Where to listen: loopback suffices when the coordinator is there too."""
+        """Where to listen: loopback suffices when the coordinator is there too, and for what comes through a relay."""
+        if self.outbound_only:
+            return ANY_PORT_LOOPBACK
         if self.listen is not None:
             return self.listen
         if self.coordinator.is_loopback:
@@ -71,7 +75,9 @@ class PeerSettings:
         return "[::]:0" if ":" in self.coordinator.host else "0.0.0.0:0"
 
     def advertised_address(self, bound: str) -> str:
-        """The address that other peers are told, given the one this peer is bound to."""
+        """The address that other peers are told, given the one this peer is bound to; empty where there is none to tell."""
+        if self.outbound_only:
+            return ""
         if self.advertise is not None:
             address = parse_address(self.advertise, "--advertise")
             port = address.port or parse_address(bound).port

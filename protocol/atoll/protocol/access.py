@@ -18,6 +18,7 @@ _OF_COORDINATOR: Mapping[str, frozenset[Role]] = {
     "Coordinator/StoreState": frozenset({Role.PEER}),
     "Coordinator/FetchState": frozenset({Role.PEER}),
     "Examination/Examine": frozenset({Role.PEER}),
+    "Relay/Tunnel": frozenset({Role.PEER}),
     "Operator/Status": frozenset({Role.OPERATOR}),
     "Operator/Fleet": frozenset({Role.OPERATOR}),
     "Operator/Stop": frozenset({Role.OPERATOR}),
@@ -29,6 +30,7 @@ _OF_COORDINATOR: Mapping[str, frozenset[Role]] = {
 _OF_PEERS: Mapping[str, frozenset[Role]] = {
     "Links/Link": frozenset({Role.PEER}),
     "State/Fetch": frozenset({Role.PEER, Role.COORDINATOR}),  # the coordinator fills stores from peers' disks
+    "Reach/Greet": frozenset({Role.COORDINATOR}),
     "Probes/Probe": frozenset({Role.PEER}),  # of the coordinator as well
 }
 ALLOWED: Mapping[str, frozenset[Role]] = {

@@ -26,8 +26,8 @@ MOST_DEFERRED = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
     """A replica of another stage, or another one of the same, that tensors are exchanged with; ``dial`` says that this side
-    opens the connection. It is sent no more than ``max_bytes_per_second``, where its owner has set a limit; what is used on one
-    side only is encoded with ``codec``."""
+    opens the connection, to ``address``, or ``relayed`` by the coordinator. It is sent no more than ``max_bytes_per_second``,
+    where its owner has set a limit; what is used on one side only is encoded with ``codec``."""
 
     stage: StageIndex
     peer: PeerId
@@ -35,15 +35,18 @@ class Neighbour:
     dial: bool
     max_bytes_per_second: float | None = None
     codec: str = "raw"
+    relayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Donor:
-    """A peer that lends the state of ``names``, which the assigned peer does not hold itself."""
+    """A peer that lends the state of ``names``, which the assigned peer does not hold itself; it is dialled at ``address``, or
+    ``relayed`` by the coordinator."""
 
     peer: PeerId
     address: str
     names: tuple[str, ...]
+    relayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,7 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
                 dial=other.dial,
                 max_bytes_per_second=other.max_bytes_per_second or 0.0,
                 codec=other.codec,
+                relayed=other.relayed,
             )
             for other in assignment.neighbours
         ),
@@ -121,7 +125,10 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
         fetch=assignment.fetch,
         link_seconds=assignment.link_seconds,
         committed_step=assignment.committed_step,
-        donors=(wire.Donor(peer=donor.peer, address=donor.address, names=donor.names) for donor in assignment.donors),
+        donors=(
+            wire.Donor(peer=donor.peer, address=donor.address, names=donor.names, relayed=donor.relayed)
+            for donor in assignment.donors
+        ),
         groups=(wire.Group(stage=group.stage, replicas=group.replicas, deal=group.deal) for group in assignment.groups),
         replica=assignment.replica,
         averaging=wire.Averaging(
@@ -163,7 +170,8 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         link_seconds=message.link_seconds,
         committed_step=StepNumber(message.committed_step),
         donors=tuple(
-            Donor(peer=PeerId(donor.peer), address=donor.address, names=tuple(donor.names)) for donor in message.donors
+            Donor(peer=PeerId(donor.peer), address=donor.address, names=tuple(donor.names), relayed=donor.relayed)
+            for donor in message.donors
         ),
         groups=groups,
         replica=message.replica,
@@ -198,6 +206,7 @@ def _neighbour(message: wire.Neighbour) -> Neighbour:
         dial=message.dial,
         max_bytes_per_second=limit or None,
         codec=message.codec or "raw",
+        relayed=message.relayed,
     )
 
 

@@ -10,6 +10,7 @@
     │   ├── CorruptMessage  a message whose checksum or size disagrees with its header
     │   └── MissingState    a message that another one must be decoded before
     ├── LinkError           a neighbour that cannot be reached, went silent, or keeps sending corrupt messages
+    │   └── Unreached       a neighbour that cannot even be dialled
     ├── Implausible     a neighbour's values that no honest stage would send: refused
     ├── RoundFailed         replicas that could not average: whom the others waited for
     ├── SessionError        the coordinator refused this peer, or cannot be reached
@@ -100,6 +101,10 @@ class LinkError(AtollError):
         super().__init__(f"link to {peer}: {message}")
         self.peer = peer
         self.corrupt = corrupt
+
+
+class Unreached(LinkError):
+    """No connection to the peer came about."""
 
 
 class Implausible(AtollError):

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel
-from atoll.protocol.errors import LinkError, WireError
+from atoll.protocol.errors import LinkError, Unreached, WireError
 from atoll.protocol.ids import PeerId
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.probe_exchange import read_frame, receive_load, send_load
@@ -50,12 +50,14 @@ async def probe_link(
     *,
     own: PeerId,
     limit_seconds: float,
+    connect_seconds: float | None = None,
     latency_only: bool = False,
     pacers: Sequence[Pacer] = (),
     max_download: float | None = None,
     security: Security | None = None,
 ) -> LinkSpeed:
-    """Measures the link to ``target``. Raises LinkError, after ``limit_seconds`` at the latest.
+    """Measures the link to ``target``. Raises LinkError, after ``limit_seconds`` at the latest; Unreached where there is no
+    connection after ``connect_seconds``.
 
     What is uploaded is paced by ``pacers``; the other end is asked to send no more than ``max_download`` bytes a second.
     Without ``security`` in plain text.
@@ -63,6 +65,8 @@ async def probe_link(
     probe = _Probe(own, target, limit_seconds, tuple(pacers), max_download)
     try:
         async with asyncio.timeout(limit_seconds), open_channel(target.address, security, target.name) as channel:
+            if connect_seconds is not None:
+                await _connected(channel, target, connect_seconds)
             return await probe.run(probe_pb2_grpc.ProbesStub(channel), latency_only=latency_only)
     except TimeoutError:
         raise LinkError(target.name, f"no measurement within {limit_seconds:g} s: {probe.state()}") from None
@@ -70,6 +74,13 @@ async def probe_link(
         raise LinkError(
             target.name, f"the probe failed after {probe.seconds():.1f} s {probe.doing}: {describe(error)}"
         ) from error
+
+
+async def _connected(channel: grpc.aio.Channel, target: ProbeTarget, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(channel.channel_ready(), seconds)
+    except TimeoutError:
+        raise Unreached(target.name, f"no connection to {target.address} within {seconds:g} s") from None
 
 
 class _Probe:

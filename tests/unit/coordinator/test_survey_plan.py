@@ -200,3 +200,13 @@ def test_no_machine_is_in_two_things_and_all_ends_whoever_is_silent(data: st.Dat
     assert len({request.number for request in asked if isinstance(request, ProbeLink)}) == len(
         [request for request in asked if isinstance(request, ProbeLink)]
     )
+
+
+def test_who_cannot_be_dialled_probes_and_where_neither_can_it_is_through_the_relay() -> None:
+    behind = ProbeParty(name=PeerId("b"), reachable=False)
+    survey = aimed([party("a"), behind], [pair("a", "b")])
+    for request in survey.advance(0.0):
+        answer(survey, request)
+    assert survey.advance(1.0) == (ProbeLink(number=1, pair=pair("b", "a")),)
+    answer(survey, survey.running[0], "no way out")
+    assert survey.advance(2.0) == (ProbeLink(number=2, pair=pair("a", "b"), relay=True),)

@@ -41,7 +41,7 @@ from atoll.protocol.v1.session_pb2 import Span
 STATUS_SECONDS = 10.0
 EXPORT_SECONDS = 600.0
 REPLAN_SECONDS = 600.0
-PEER_COLUMNS = ("peer", "state", "device", "layers", "memory", "sent", "doing", "silent")
+PEER_COLUMNS = ("peer", "state", "reach", "device", "layers", "memory", "sent", "doing", "silent")
 MEASURED = "measured"
 WATCH_SECONDS = 1.0
 OVER = ("finished", "failed")
@@ -205,11 +205,12 @@ def peer_lines(reply: StatusReply) -> list[str]:
     return formatting.table([PEER_COLUMNS, *(_peer_row(peer) for peer in in_order(reply))]) if reply.peers else []
 
 
-def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str]:
+def _peer_row(peer: PeerStatus) -> tuple[str, str, str, str, str, str, str, str, str]:
     memory = f"{formatting.size(peer.resident_bytes)} of {formatting.size(peer.memory_bytes)}"
     sent = formatting.size(peer.bytes_sent)
     silent = f"{peer.silent_seconds:.0f} s"
-    return (peer.name, peer.state, peer.device, peer.layers or "-", memory, sent, describe_activity(peer), silent)
+    reach = peer.reach or "-"
+    return (peer.name, peer.state, reach, peer.device, peer.layers or "-", memory, sent, describe_activity(peer), silent)
 
 
 def comparison_lines(reply: StatusReply) -> list[str]:

@@ -281,20 +281,22 @@ class StageGraph(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., recomputed: _Optional[_Iterable[int]] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[NamedSpec, _Mapping]]] = ..., receives: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., sends: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., shared: _Optional[_Iterable[_Union[SharedParameter, _Mapping]]] = ..., loss: _Optional[_Union[ValueReference, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., example: _Optional[_Iterable[_Union[Example, _Mapping]]] = ...) -> None: ...
 
 class Neighbour(_message.Message):
-    __slots__ = ("stage", "peer", "address", "dial", "max_bytes_per_second", "codec")
+    __slots__ = ("stage", "peer", "address", "dial", "max_bytes_per_second", "codec", "relayed")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DIAL_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     peer: str
     address: str
     dial: bool
     max_bytes_per_second: float
     codec: str
-    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., dial: bool = ..., max_bytes_per_second: _Optional[float] = ..., codec: _Optional[str] = ...) -> None: ...
+    relayed: bool
+    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., dial: bool = ..., max_bytes_per_second: _Optional[float] = ..., codec: _Optional[str] = ..., relayed: bool = ...) -> None: ...
 
 class OptimizerSettings(_message.Message):
     __slots__ = ("name", "weight_decay", "momentum", "nesterov", "beta1", "beta2", "epsilon")
@@ -325,14 +327,16 @@ class Group(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., deal: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Donor(_message.Message):
-    __slots__ = ("peer", "address", "names")
+    __slots__ = ("peer", "address", "names", "relayed")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     address: str
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    relayed: bool
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., relayed: bool = ...) -> None: ...
 
 class Averaging(_message.Message):
     __slots__ = ("transport", "compression", "bandwidths")

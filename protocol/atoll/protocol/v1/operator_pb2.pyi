@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerStatus(_message.Message):
-    __slots__ = ("name", "state", "address", "device", "stage", "layers", "memory_bytes", "resident_bytes", "flops_per_second", "phase", "waiting_for", "silent_seconds", "bytes_sent", "machine", "cores", "threads", "predicted_memory_bytes", "measured_memory_bytes", "predicted_compute_seconds", "measured_compute_seconds", "measurement")
+    __slots__ = ("name", "state", "address", "device", "stage", "layers", "memory_bytes", "resident_bytes", "flops_per_second", "phase", "waiting_for", "silent_seconds", "bytes_sent", "machine", "cores", "threads", "predicted_memory_bytes", "measured_memory_bytes", "predicted_compute_seconds", "measured_compute_seconds", "measurement", "reach", "unreached")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class PeerStatus(_message.Message):
     PREDICTED_COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEASURED_COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     address: str
@@ -51,7 +53,9 @@ class PeerStatus(_message.Message):
     predicted_compute_seconds: float
     measured_compute_seconds: float
     measurement: str
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., stage: _Optional[int] = ..., layers: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., silent_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., predicted_memory_bytes: _Optional[int] = ..., measured_memory_bytes: _Optional[int] = ..., predicted_compute_seconds: _Optional[float] = ..., measured_compute_seconds: _Optional[float] = ..., measurement: _Optional[str] = ...) -> None: ...
+    reach: str
+    unreached: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., stage: _Optional[int] = ..., layers: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., flops_per_second: _Optional[float] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., silent_seconds: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., predicted_memory_bytes: _Optional[int] = ..., measured_memory_bytes: _Optional[int] = ..., predicted_compute_seconds: _Optional[float] = ..., measured_compute_seconds: _Optional[float] = ..., measurement: _Optional[str] = ..., reach: _Optional[str] = ..., unreached: _Optional[str] = ...) -> None: ...
 
 class LinkStatus(_message.Message):
     __slots__ = ("source", "target", "codec", "estimated", "predicted_bytes_per_second", "measured_bytes_per_second", "round_trip_seconds", "predicted_seconds", "measured_seconds", "bytes", "direction", "relative_error", "damage", "raw_bytes")

@@ -107,18 +107,20 @@ class Measured(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., accumulate_seconds: _Optional[float] = ..., update_seconds: _Optional[float] = ..., cached: bool = ..., failure: _Optional[str] = ..., declared: bool = ...) -> None: ...
 
 class Probed(_message.Message):
-    __slots__ = ("number", "failure", "round_trip_seconds", "upload_bytes_per_second", "download_bytes_per_second")
+    __slots__ = ("number", "failure", "round_trip_seconds", "upload_bytes_per_second", "download_bytes_per_second", "relayed")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     number: int
     failure: str
     round_trip_seconds: float
     upload_bytes_per_second: float
     download_bytes_per_second: float
-    def __init__(self, number: _Optional[int] = ..., failure: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., upload_bytes_per_second: _Optional[float] = ..., download_bytes_per_second: _Optional[float] = ...) -> None: ...
+    relayed: bool
+    def __init__(self, number: _Optional[int] = ..., failure: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., upload_bytes_per_second: _Optional[float] = ..., download_bytes_per_second: _Optional[float] = ..., relayed: bool = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("generation", "resident_bytes", "fetched_bytes", "fetch_seconds")
@@ -454,16 +456,18 @@ class Release(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class CopySnapshot(_message.Message):
-    __slots__ = ("step", "source", "address", "names")
+    __slots__ = ("step", "source", "address", "names", "relayed")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     step: int
     source: str
     address: str
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, step: _Optional[int] = ..., source: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    relayed: bool
+    def __init__(self, step: _Optional[int] = ..., source: _Optional[str] = ..., address: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ..., relayed: bool = ...) -> None: ...
 
 class KeepSnapshots(_message.Message):
     __slots__ = ("steps",)
@@ -482,18 +486,20 @@ class CannotHandOver(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("number", "peer", "address", "limit_seconds", "latency_only")
+    __slots__ = ("number", "peer", "address", "limit_seconds", "latency_only", "relay")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     number: int
     peer: str
     address: str
     limit_seconds: float
     latency_only: bool
-    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., limit_seconds: _Optional[float] = ..., latency_only: bool = ...) -> None: ...
+    relay: bool
+    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., limit_seconds: _Optional[float] = ..., latency_only: bool = ..., relay: bool = ...) -> None: ...
 
 class Permit(_message.Message):
     __slots__ = ("peer", "purpose", "step", "seconds")
@@ -521,6 +527,22 @@ class Revoked(_message.Message):
     serials: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, serials: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Reached(_message.Message):
+    __slots__ = ("reachable", "reason")
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reachable: bool
+    reason: str
+    def __init__(self, reachable: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TunnelOffer(_message.Message):
+    __slots__ = ("number", "source")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    source: str
+    def __init__(self, number: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+
 class End(_message.Message):
     __slots__ = ("finished", "reason")
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -530,7 +552,7 @@ class End(_message.Message):
     def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave", "cannot_hand_over", "permit", "revoked")
+    __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave", "cannot_hand_over", "permit", "revoked", "reached", "tunnel")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +570,8 @@ class CoordinatorMessage(_message.Message):
     CANNOT_HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    TUNNEL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     rejected: Rejected
     frame: _frames_pb2.Frame
@@ -565,7 +589,9 @@ class CoordinatorMessage(_message.Message):
     cannot_hand_over: CannotHandOver
     permit: Permit
     revoked: Revoked
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ..., cannot_hand_over: _Optional[_Union[CannotHandOver, _Mapping]] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ...) -> None: ...
+    reached: Reached
+    tunnel: TunnelOffer
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., frame: _Optional[_Union[_frames_pb2.Frame, _Mapping]] = ..., start: _Optional[_Union[StartStep, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., copy_snapshot: _Optional[_Union[CopySnapshot, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., may_leave: _Optional[_Union[MayLeave, _Mapping]] = ..., cannot_hand_over: _Optional[_Union[CannotHandOver, _Mapping]] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., tunnel: _Optional[_Union[TunnelOffer, _Mapping]] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
     __slots__ = ("peer", "generation", "names", "max_bytes_per_second")

@@ -53,7 +53,7 @@ def test_a_failed_run_says_why() -> None:
 def test_peers_are_listed_as_the_data_flows() -> None:
     assert [peer.name for peer in in_order(reply())] == ["b", "a", "spare"]
     lines = peer_lines(reply())
-    assert lines[1].split() == ["b", "ready", "a", "-", "b", "1.0", "MiB", "of", "1.0", "GiB", "0", "B", "ready", "0", "s"]
+    assert lines[1].split() == ["b", "ready", "-", "a", "-", "b", "1.0", "MiB", "of", "1.0", "GiB", "0", "B", "ready", "0", "s"]
     assert "waiting for gradient from b" in lines[2]
     assert peer_lines(StatusReply()) == []
 
