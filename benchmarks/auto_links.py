@@ -19,13 +19,13 @@ from atoll.compression.policy import Rung
 from atoll.compression.registry import MessageCoder, codec
 from atoll.compression.speed import measure_speed
 from atoll.coordinator.codec_choices import CodecChange, CodecChoices
-from atoll.coordinator.observed import Observed
 from atoll.coordinator.planning.network import LinkMeasurement, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.instructions import WriteCommit
-from atoll.peer.link_usage import UsageTable
-from atoll.peer.loss_guard import LossGuard
+from atoll.coordinator.survey.observed import Observed
+from atoll.peer.links.loss_guard import LossGuard
+from atoll.peer.links.usage import UsageTable
 from atoll.protocol.codec_names import LADDER
 from atoll.protocol.courtesy import Courtesy
 from atoll.protocol.graph import Boundary, StageGraph, TensorSpec, ValueReference

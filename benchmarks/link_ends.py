@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from atoll.coordinator.identity.authority import Authority
-from atoll.peer.links import Links, LinkSettings
+from atoll.peer.links.links import Links, LinkSettings
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.certificates import certificate_pem, key_pem, new_key
 from atoll.protocol.channel import start_server

@@ -22,9 +22,9 @@ import atoll.protocol.v1
 from atoll.coordinator.cli.invite import invite_for_swarm
 from atoll.coordinator.identity.authority import FOLDER, Authority
 from atoll.coordinator.identity.run_identity import Wanted, invite
-from atoll.peer import permits
-from atoll.peer.enrolling import Belonging
+from atoll.peer.session.enrolling import Belonging
 from atoll.peer.settings import PeerSettings
+from atoll.peer.state import permits
 from atoll.protocol.access import is_allowed
 from atoll.protocol.certificates import certificate_pem, key_pem, new_key
 from atoll.protocol.channel import CHANNEL_OPTIONS, PROTOCOL_VERSION, open_channel, parse_address

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atoll.coordinator.events import PausedEvent, PeerEvent, PlanEvent, ReplayedEvent, StepEvent, VoidEvent
 from atoll.coordinator.run.prefetching import MOST_PREPARED
-from atoll.peer.snapshot_part import Part
+from atoll.peer.state.snapshot_part import Part
 from atoll.protocol.errors import DamagedSnapshot
 from atoll.protocol.job import Compression, NetworkSection
 from support.coordinated import Coordinated, coordinated, tiny_job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.coordinator.events import MovedEvent, PeerEvent, PlanEvent, StepEvent, VoidEvent
-from atoll.peer.session_values import ExitCode
+from atoll.peer.session.values import ExitCode
 from atoll.protocol.v1 import operator_pb2
 from support.coordinated import Coordinated, coordinated, tiny_job
 

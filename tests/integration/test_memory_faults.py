@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.coordinator.events import MovedEvent, PlanEvent, StepEvent, VoidEvent
-from atoll.peer.stage import Forwarded, MicrobatchInput, Stage
+from atoll.peer.stage.stage import Forwarded, MicrobatchInput, Stage
 from atoll.protocol.job import Job
 from atoll.protocol.limits import Limits
 from support.coordinated import Coordinated, coordinated

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll.coordinator.events import StepEvent
-from atoll.coordinator.membership import Reach
+from atoll.coordinator.sessions.membership import Reach
 from atoll.protocol.ids import PeerId
 from support.coordinated import Coordinated, coordinated, tiny_job
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.events import PlanEvent, RecoveredEvent, StepEvent
-from atoll.coordinator.survey import Surveyor
+from atoll.coordinator.survey.survey import Surveyor
 from atoll.coordinator.traced_model import TracedModel
 from support.coordinated import coordinated
 from support.jobs import gpt_job

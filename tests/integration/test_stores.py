@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.coordinator.events import FinishedEvent, ReplayedEvent, RestoredEvent, SnapshotEvent, StepEvent
-from atoll.coordinator.origin import find_origin
-from atoll.coordinator.store import Store, StoredSnapshot
+from atoll.coordinator.store.origin import find_origin
+from atoll.coordinator.store.store import Store, StoredSnapshot
 from atoll.protocol.errors import JobError
 from atoll.protocol.job import Job
 from support.coordinated import Coordinated, coordinated

@@ -15,7 +15,7 @@ from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.server import Coordinator, Outcome
 from atoll.coordinator.settings import CoordinatorSettings
 from atoll.peer.daemon import Peer
-from atoll.peer.session_values import Outcome as PeerOutcome
+from atoll.peer.session.values import Outcome as PeerOutcome
 from atoll.peer.settings import PeerSettings
 from atoll.protocol.certificates import certificate_of_pem
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel, parse_address

@@ -14,9 +14,9 @@ import torch
 
 from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.peer.daemon import Peer
-from atoll.peer.session_values import Outcome
+from atoll.peer.session.values import Outcome
 from atoll.peer.settings import PeerSettings
-from atoll.peer.stage import StageSettings
+from atoll.peer.stage.stage import StageSettings
 from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.channel import parse_address
 from atoll.protocol.graph import OpGraph, StageGraph, bind

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from atoll.peer.links import Links, LinkSettings
+from atoll.peer.links.links import Links, LinkSettings
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.channel import open_channel, start_server
 from atoll.protocol.errors import LinkError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from atoll.compression.registry import decode_message
-from atoll.coordinator.segment_measuring import encode_measurement
+from atoll.coordinator.survey.segment_measuring import encode_measurement
 from atoll.coordinator.tracing.kinds import KindSettings, SegmentKinds, segment_kinds
 from atoll.coordinator.tracing.rehearsal import rehearse
 from atoll.coordinator.tracing.segments import segments_of

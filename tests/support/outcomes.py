@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from atoll.peer.snapshot_part import Part
+from atoll.peer.state.snapshot_part import Part
 from atoll.protocol.errors import DamagedSnapshot
 
 LOOK_SECONDS = 0.02

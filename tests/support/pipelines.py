@@ -10,7 +10,7 @@ import torch
 
 from atoll.compression.codec import RawCodec, decode_tensor, encode_tensor
 from atoll.compression.context import CodecContext
-from atoll.peer.stage import MicrobatchInput, Stage, StageSettings
+from atoll.peer.stage.stage import MicrobatchInput, Stage, StageSettings
 from atoll.protocol.graph import Bindings, StageGraph, ValueReference, bind
 from atoll.protocol.ids import MicrobatchIndex, StepNumber
 

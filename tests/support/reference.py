@@ -21,7 +21,7 @@ from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.run.schedule import LearningRateSchedule, clip_factor
 from atoll.coordinator.tracing.source import ModelSource, open_source
 from atoll.coordinator.tracing.trace import trace
-from atoll.peer.initialisation import initial_value
+from atoll.peer.stage.initialisation import initial_value
 from atoll.protocol.graph import BufferSpec, ParameterSpec
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.job import Job

@@ -8,10 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-from atoll.peer import snapshot_part
-from atoll.peer.events import SnapshotWritten
-from atoll.peer.snapshot_folder import SnapshotFolder
-from atoll.peer.snapshot_writer import SnapshotWriter
+from atoll.peer.stage.events import SnapshotWritten
+from atoll.peer.state import snapshot_part
+from atoll.peer.state.snapshot_folder import SnapshotFolder
+from atoll.peer.state.snapshot_writer import SnapshotWriter
 from atoll.protocol.ids import PeerId, StepNumber
 from support.states import state_of
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from atoll.peer.profile import Profile
+from atoll.peer.measuring.profile import Profile
 from atoll.protocol.v1 import session_pb2
 from support.hand_models import transformer
 from support.hand_run import HandRun, RunSettings, in_one_process, samples_of

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.peer.snapshot_folder import SnapshotFolder
-from atoll.peer.snapshot_part import PARTIAL_SUFFIX
+from atoll.peer.state.snapshot_folder import SnapshotFolder
+from atoll.peer.state.snapshot_part import PARTIAL_SUFFIX
 from atoll.protocol.ids import StepNumber
 from support.snapshot_process import NAME, NUM_ELEMENTS, RUN
 from support.states import assert_same_state, state_of

@@ -14,7 +14,7 @@ from atoll.coordinator.moves import Donations
 from atoll.coordinator.planning.meetings import met_peers, met_stages
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
-from atoll.coordinator.ways import Way, Ways
+from atoll.coordinator.reach.ways import Way, Ways
 from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber

@@ -18,7 +18,7 @@ from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.events import BatchPrepared
 from atoll.coordinator.run.instructions import SendBatches
-from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.sessions.sessions import Sessions
 from atoll.protocol.errors import RunFailed
 from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.groups import Group

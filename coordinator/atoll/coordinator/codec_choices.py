@@ -16,12 +16,12 @@ from statistics import median
 
 from atoll.compression.context import Direction
 from atoll.compression.policy import CodecPolicy, Demand, Pace, Rung, first_choices
-from atoll.coordinator.observed import Observed
 from atoll.coordinator.planning.codecs import adaptive_codecs, codec_between, codecs_allowed, coding_shares, link_rate
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.instructions import WriteCommit
+from atoll.coordinator.survey.observed import Observed
 from atoll.protocol.codec_names import ADAPTIVE
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.groups import Group

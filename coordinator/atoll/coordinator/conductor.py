@@ -25,8 +25,8 @@ from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations, without_store
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.proposing import Proposing
-from atoll.coordinator.relay import Relay
-from atoll.coordinator.relay_grants import Pair
+from atoll.coordinator.reach.relay import Relay
+from atoll.coordinator.reach.relay_grants import Pair
 from atoll.coordinator.run.events import (
     PeersCompared,
     RunEvent,
@@ -61,13 +61,13 @@ from atoll.coordinator.run.instructions import (
 )
 from atoll.coordinator.run.replay import compare, difference, is_alarming
 from atoll.coordinator.run_files import WEIGHTS
-from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.sessions.sessions import Sessions
 from atoll.coordinator.sizing import Sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
-from atoll.coordinator.survey import Surveyor
+from atoll.coordinator.store.vault import Vault
+from atoll.coordinator.survey.survey import Surveyor
 from atoll.coordinator.traced_model import Proposal, TracedModel
-from atoll.coordinator.vault import Vault
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import EncodedMessage

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from atoll.coordinator.membership import Member
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.segments import PeerOffer
+from atoll.coordinator.sessions.membership import Member
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2, session_pb2
 

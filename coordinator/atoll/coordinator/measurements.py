@@ -10,9 +10,9 @@ from atoll.compression.context import Direction
 from atoll.compression.registry import is_codec
 from atoll.coordinator.codec_choices import CodecChoices
 from atoll.coordinator.events import LinkEvent, PredictionEvent, StepEvent
-from atoll.coordinator.observed import Observed
 from atoll.coordinator.planning.plan import LinkPlan, Plan, StagePlan
 from atoll.coordinator.run.deadlines import REMEMBERED_STEPS
+from atoll.coordinator.survey.observed import Observed
 from atoll.coordinator.timelines import Timelines
 from atoll.protocol.ids import PeerId
 from atoll.protocol.job import Compression

@@ -19,7 +19,7 @@ from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import LinksShown, MoveJudged, PlanMade, PlanningProgressed, PlanRefused, RunEvent
 from atoll.coordinator.run.instructions import ConsiderMove, MakePlan, SurveyPeers
 from atoll.coordinator.sizing import Sizing
-from atoll.coordinator.survey import Surveyed, Surveyor
+from atoll.coordinator.survey.survey import Surveyed, Surveyor
 from atoll.coordinator.traced_model import Around, Proposal, TracedModel, summed_up
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import Generation, PeerId

@@ -17,20 +17,15 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from atoll.coordinator import translation
 from atoll.coordinator.chaos import CoordinatorChaos
 from atoll.coordinator.conductor import Conductor
 from atoll.coordinator.events import Event
-from atoll.coordinator.examining import ExaminationServicer
 from atoll.coordinator.fleet_report import fleet_reply
 from atoll.coordinator.identity.run_identity import RunIdentity
 from atoll.coordinator.measurements import Measurements
-from atoll.coordinator.membership import Member
 from atoll.coordinator.offload import Offload
-from atoll.coordinator.origin import Origin, check_origin
-from atoll.coordinator.probe_schedule import LATENCIES_AT_ONCE
-from atoll.coordinator.reaching import Reaching
-from atoll.coordinator.relay import Relay
+from atoll.coordinator.reach.reaching import Reaching
+from atoll.coordinator.reach.relay import Relay
 from atoll.coordinator.run.events import (
     ExportAsked,
     GraphReady,
@@ -46,16 +41,20 @@ from atoll.coordinator.run.events import (
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run_files import CACHE
-from atoll.coordinator.servicer import CoordinatorServicer, OperatorServicer
-from atoll.coordinator.session import LAST_WORD_SECONDS
-from atoll.coordinator.sessions import Sessions
+from atoll.coordinator.sessions.examining import ExaminationServicer
+from atoll.coordinator.sessions.membership import Member
+from atoll.coordinator.sessions.servicer import CoordinatorServicer, OperatorServicer
+from atoll.coordinator.sessions.session import LAST_WORD_SECONDS
+from atoll.coordinator.sessions.sessions import Sessions, translation
 from atoll.coordinator.settings import CoordinatorSettings
 from atoll.coordinator.sizing import open_sizing
 from atoll.coordinator.state_folder import StateFolder
 from atoll.coordinator.state_keeper import StateKeeper
 from atoll.coordinator.status import Sources, status_reply
-from atoll.coordinator.survey import Surveyor
-from atoll.coordinator.vault import Vault, VaultSettings, find_begin
+from atoll.coordinator.store.origin import Origin, check_origin
+from atoll.coordinator.store.vault import Vault, VaultSettings, find_begin
+from atoll.coordinator.survey.probe_schedule import LATENCIES_AT_ONCE
+from atoll.coordinator.survey.survey import Surveyor
 from atoll.protocol.channel import Address, parse_address, start_server
 from atoll.protocol.errors import AtollError, JobError, ResourceError, RunFailed
 from atoll.protocol.ids import PeerId

@@ -7,11 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from atoll.coordinator.identity.enrolment import LIFETIME
-from atoll.coordinator.membership import LEASE_SECONDS
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import RunSettings
-from atoll.coordinator.survey_plan import SurveyLimits
+from atoll.coordinator.sessions.membership import LEASE_SECONDS
+from atoll.coordinator.survey.survey_plan import SurveyLimits
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.job import Job
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.events import StageSummary
-from atoll.coordinator.findings import Findings
 from atoll.coordinator.measurements import Measurements
-from atoll.coordinator.membership import Membership
 from atoll.coordinator.planning.plan import LinkPlan
 from atoll.coordinator.planning.segments import natural_order
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.roster import RosterEntry
 from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.states import RunState
+from atoll.coordinator.sessions.membership import Membership
+from atoll.coordinator.survey.findings import Findings
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from atoll.peer.joining import Where
-    from atoll.peer.profile import Profile
+    from atoll.peer.measuring.profile import Profile
+    from atoll.peer.session.joining import Where
     from atoll.peer.settings import PeerSettings
 
 # What the commands need is imported when they run: it takes a second, in which Ctrl+C and --help must work as well.
@@ -98,11 +98,11 @@ def join(
     ] = "1800s",
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""
-    from atoll.peer.joining import Where
-    from atoll.peer.notice import notice_url_of_flag
-    from atoll.peer.profile import choose_device
-    from atoll.peer.returning import Patience
+    from atoll.peer.measuring.profile import choose_device
+    from atoll.peer.session.joining import Where
+    from atoll.peer.session.notice import notice_url_of_flag
     from atoll.peer.settings import (
+        Patience,
         PeerSettings,
         default_cache,
         default_name,
@@ -159,9 +159,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line instead of a table.")] = False,
 ) -> None:
     """Look at all that a peer here needs to work for the run at HOST:PORT, and say what mends what is bad (exit status 1)."""
-    from atoll.peer.diagnosis import is_fit
-    from atoll.peer.doctor_table import show
-    from atoll.peer.profile import choose_device
+    from atoll.peer.doctor.diagnosis import is_fit
+    from atoll.peer.doctor.table import show
+    from atoll.peer.measuring.profile import choose_device
     from atoll.peer.settings import PeerSettings, default_cache, default_name
     from atoll.protocol.channel import parse_address
     from atoll.protocol.errors import JobError
@@ -191,8 +191,8 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
     """Print what a coordinator would be told about this machine: speed and memory, measured."""
-    from atoll.peer.handling import handling_seconds
-    from atoll.peer.profile import choose_device, measure
+    from atoll.peer.measuring.handling import handling_seconds
+    from atoll.peer.measuring.profile import choose_device, measure
     from atoll.peer.settings import default_cache, size_of_flag
 
     cap = None if max_memory is None else size_of_flag(max_memory, "--max-memory")
@@ -205,8 +205,8 @@ def bench(
 def main() -> None:
     """Entry point of ``atoll-peer``: errors in one sentence, exit status 2 for bad usage."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log lines repeat, in its own words, what errors here say
-    from atoll.peer.allocator import begin_anew_if_need_be, keep_memory_for_tensors
-    from atoll.peer.no_compiler import leave_out_compiler
+    from atoll.peer.computing.no_compiler import leave_out_compiler
+    from atoll.peer.stage.allocator import begin_anew_if_need_be, keep_memory_for_tensors
     from atoll.protocol.errors import JobError
 
     begin_anew_if_need_be()
@@ -224,7 +224,7 @@ def main() -> None:
 
 async def _run(settings: PeerSettings, where: Where) -> int:
     """Finds the run, if need be, and works for it; the exit status."""
-    from atoll.peer.session_values import ExitCode
+    from atoll.peer.session.values import ExitCode
     from atoll.protocol.errors import AtollError, JobError
 
     try:
@@ -240,7 +240,7 @@ async def _run(settings: PeerSettings, where: Where) -> int:
 async def _work(settings: PeerSettings) -> int:
     """Runs the peer with signals turned into a leave; the exit status."""
     from atoll.peer.daemon import Peer
-    from atoll.peer.session_values import ExitCode
+    from atoll.peer.session.values import ExitCode
     from atoll.protocol.open_files import allow_many_connections
 
     allow_many_connections()

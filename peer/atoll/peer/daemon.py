@@ -10,21 +10,19 @@ from functools import partial
 from typing import Any
 
 from atoll.compression.registry import decode_message
-from atoll.peer.connection import Received
 from atoll.peer.engine import Engine
-from atoll.peer.enrolling import Belonging
 from atoll.peer.errands import Errands
-from atoll.peer.events import Arrived, Command, Faulted, Measure, Measured, Notice, SnapshotWritten
 from atoll.peer.faults import fault_of
-from atoll.peer.handling import handling_seconds
-from atoll.peer.introduction import introduction, saying_what_is_held
-from atoll.peer.lending import Lending
-from atoll.peer.line import Line
-from atoll.peer.memory_use import MemoryUse
-from atoll.peer.notice import watch_for_notice
-from atoll.peer.profile import measure
-from atoll.peer.session import Session
-from atoll.peer.session_values import (
+from atoll.peer.links.tunnels import Tunnels
+from atoll.peer.measuring.handling import handling_seconds
+from atoll.peer.measuring.profile import measure
+from atoll.peer.session.connection import Received
+from atoll.peer.session.enrolling import Belonging
+from atoll.peer.session.introduction import introduction, saying_what_is_held
+from atoll.peer.session.line import Line
+from atoll.peer.session.notice import watch_for_notice
+from atoll.peer.session.session import Session
+from atoll.peer.session.values import (
     Advance,
     Allow,
     AnswerTunnel,
@@ -60,8 +58,10 @@ from atoll.peer.session_values import (
     Warn,
 )
 from atoll.peer.settings import PeerSettings
-from atoll.peer.snapshots import Snapshots
-from atoll.peer.tunnels import Tunnels
+from atoll.peer.stage.events import Arrived, Command, Faulted, Measure, Measured, Notice, SnapshotWritten
+from atoll.peer.stage.memory_use import MemoryUse
+from atoll.peer.state.lending import Lending
+from atoll.peer.state.snapshots import Snapshots
 from atoll.protocol.errors import AtollError, LinkError, SessionError
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.messages import EncodedMessage, Kind

@@ -12,9 +12,16 @@ import grpc.aio
 from atoll.peer.averaging.group import ReplicaGroup
 from atoll.peer.averaging.hive_holder import HiveHolder
 from atoll.peer.averaging.over_links import LinksAverager
-from atoll.peer.boundaries import Boundaries
-from atoll.peer.compute_thread import ComputeThread
-from atoll.peer.events import (
+from atoll.peer.computing.compute_thread import ComputeThread
+from atoll.peer.computing.pipeline import Pipeline, PipelineSurroundings
+from atoll.peer.faults import Fault, FaultKind
+from atoll.peer.links.links import Links, LinkSettings
+from atoll.peer.links.tunnels import Tunnels
+from atoll.peer.measuring.measurement_cache import MeasurementCache
+from atoll.peer.measuring.profile import Profile
+from atoll.peer.settings import PeerSettings
+from atoll.peer.stage.boundaries import Boundaries
+from atoll.peer.stage.events import (
     Arrived,
     Command,
     CommitStep,
@@ -26,17 +33,10 @@ from atoll.peer.events import (
     Notice,
     Summed,
 )
-from atoll.peer.faults import Fault, FaultKind
-from atoll.peer.lending import Lending
-from atoll.peer.links import Links, LinkSettings
-from atoll.peer.measurement_cache import MeasurementCache
-from atoll.peer.permits import Permits
-from atoll.peer.pipeline import Pipeline, PipelineSurroundings
-from atoll.peer.profile import Profile
-from atoll.peer.senders import BETWEEN_REPLICAS, refusal_of_sender
-from atoll.peer.settings import PeerSettings
-from atoll.peer.snapshots import Snapshots
-from atoll.peer.tunnels import Tunnels
+from atoll.peer.stage.senders import BETWEEN_REPLICAS, refusal_of_sender
+from atoll.peer.state.lending import Lending
+from atoll.peer.state.permits import Permits
+from atoll.peer.state.snapshots import Snapshots
 from atoll.protocol.assignment import Assignment
 from atoll.protocol.channel import start_server
 from atoll.protocol.dialling_back import ReachServicer

@@ -8,16 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from atoll.peer.borrowing import borrow_state
 from atoll.peer.engine import Engine
-from atoll.peer.events import GradientsReady
 from atoll.peer.faults import fault_of
-from atoll.peer.line import Line
-from atoll.peer.memory_use import MemoryUse
-from atoll.peer.probing import answer_probe
-from atoll.peer.session_values import Fetch, SessionEvent, ShellFault, StateFetched, Upload, Uploaded, UploadFailed
+from atoll.peer.measuring.probing import answer_probe
+from atoll.peer.session.line import Line
+from atoll.peer.session.values import Fetch, SessionEvent, ShellFault, StateFetched, Upload, Uploaded, UploadFailed
 from atoll.peer.settings import PeerSettings
-from atoll.peer.transfer import fetch_state, store_state
+from atoll.peer.stage.events import GradientsReady
+from atoll.peer.stage.memory_use import MemoryUse
+from atoll.peer.state.borrowing import borrow_state
+from atoll.peer.state.transfer import fetch_state, store_state
 from atoll.protocol.errors import AtollError, LinkError, RoundFailed
 from atoll.protocol.ids import MicrobatchIndex, PeerId
 from atoll.protocol.messages import Kind, MessageKey

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.peer.returning import Patience
 from atoll.protocol.channel import Address, parse_address
 from atoll.protocol.errors import JobError
 from atoll.protocol.fault_points import FaultPoints
@@ -20,6 +19,18 @@ from atoll.protocol.quantities import parse_bytes, parse_rate, parse_seconds
 CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
 HAND_OVER_SECONDS = 30.0  # providers of spot instances give 30 s or more
 ANY_PORT_LOOPBACK = "127.0.0.1:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """With a coordinator that is lost, in seconds. ``longest_pause`` is well below what a restarted coordinator waits for its
+    peers; a peer that is alone for ``keep`` writes its state to its disk, and ends after ``end``."""
+
+    first_pause: float = 0.2
+    longest_pause: float = 5.0
+    between_logs: float = 60.0
+    keep: float = 60.0
+    end: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from atoll.coordinator.cli.plan_answer import lines
 from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.events import PeerEvent
 from atoll.coordinator.fleet_report import measured_in, network_in, offers_in
-from atoll.coordinator.segment_measuring import prepare_measuring
+from atoll.coordinator.survey.segment_measuring import prepare_measuring
 from atoll.coordinator.traced_model import trace_model
 from atoll.protocol.job import Job, dump_job
 from atoll.protocol.v1.operator_pb2 import FleetLink, FleetPeer, FleetReply
@@ -28,7 +28,7 @@ async def connected(run: Coordinated, *names: str) -> None:
 
 
 async def test_connected_peers_are_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.peer.profile.free_memory_bytes", lambda device: 10**9)
+    monkeypatch.setattr("atoll.peer.measuring.profile.free_memory_bytes", lambda device: 10**9)
     job = tiny_job(tmp_path, plan={"stages": 2})
     path = tmp_path / "job.yaml"
     path.write_text(dump_job(job))

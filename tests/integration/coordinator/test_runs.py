@@ -29,9 +29,9 @@ from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.run_files import METRICS, TIME, WEIGHTS
 from atoll.coordinator.server import Coordinator
 from atoll.coordinator.settings import CoordinatorSettings
-from atoll.peer.arrivals import MicrobatchInput
-from atoll.peer.session_values import ExitCode
-from atoll.peer.stage import Forwarded, Stage
+from atoll.peer.session.values import ExitCode
+from atoll.peer.stage.arrivals import MicrobatchInput
+from atoll.peer.stage.stage import Forwarded, Stage
 from atoll.protocol.errors import JobError, ResourceError
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.v1 import operator_pb2
@@ -164,7 +164,7 @@ async def test_an_interrupt_ends_a_run_within_seconds(tmp_path: Path) -> None:
 
 
 async def test_a_model_that_does_not_fit_says_by_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.peer.profile.free_memory_bytes", lambda device: 100_000)
+    monkeypatch.setattr("atoll.peer.measuring.profile.free_memory_bytes", lambda device: 100_000)
     deadlines = Deadlines(settle_seconds=0.05, waiting_seconds=5.0)
     async with coordinated(tiny_job(tmp_path), tmp_path / "state", peers=0, min_peers=1, deadlines=deadlines) as run:
         run.join("small")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.coordinator.store import Store, StoredState
-from atoll.coordinator.store_calls import StoreCalls
-from atoll.coordinator.store_keeping import StoreKeeping, Wanted
-from atoll.peer.lending import Lending
-from atoll.peer.snapshot_folder import SnapshotFolder
+from atoll.coordinator.store.store import Store, StoredState
+from atoll.coordinator.store.store_calls import StoreCalls
+from atoll.coordinator.store.store_keeping import StoreKeeping, Wanted
+from atoll.peer.state.lending import Lending
+from atoll.peer.state.snapshot_folder import SnapshotFolder
 from atoll.protocol import fetching
 from atoll.protocol.channel import start_server
 from atoll.protocol.ids import PeerId, StepNumber

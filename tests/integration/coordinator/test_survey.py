@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.events import MeasurementEvent, PlanEvent, StepEvent
-from atoll.coordinator.survey_plan import SurveyLimits
+from atoll.coordinator.survey.survey_plan import SurveyLimits
 from atoll.protocol.v1 import operator_pb2, session_pb2
 from support.coordinated import CANNOT, Coordinated, ScriptedPeer, coordinated, tiny_job
 

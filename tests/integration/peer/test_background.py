@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from atoll.peer.events import StateKept
-from atoll.peer.lending import Lending
+from atoll.peer.stage.events import StateKept
+from atoll.peer.state.lending import Lending
 from atoll.protocol.channel import open_channel, start_server
 from atoll.protocol.ids import Generation, PeerId, StepNumber
 from atoll.protocol.messages import Kind

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from atoll.coordinator.tracing.slicing import slice_graph
-from atoll.peer import lending
-from atoll.peer.borrowing import borrow_state
-from atoll.peer.events import StateKept
-from atoll.peer.lending import Context, Disk, Lending, nothing_stored
-from atoll.peer.snapshot_folder import SnapshotFolder
+from atoll.peer.stage.events import StateKept
+from atoll.peer.state import lending
+from atoll.peer.state.borrowing import borrow_state
+from atoll.peer.state.lending import Context, Disk, Lending, nothing_stored
+from atoll.peer.state.snapshot_folder import SnapshotFolder
 from atoll.protocol import fetching
 from atoll.protocol.assignment import Assignment, Donor, OptimizerSettings
 from atoll.protocol.channel import start_server

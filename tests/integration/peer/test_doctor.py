@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.cli.invite import invite_for_swarm
-from atoll.coordinator.examining import ExaminationServicer
 from atoll.coordinator.identity import run_identity
 from atoll.coordinator.identity.run_identity import RunIdentity
-from atoll.peer import enrolling
-from atoll.peer.diagnosis import Finding, Verdict, is_fit
-from atoll.peer.doctor import examine
-from atoll.peer.doctor_table import show
-from atoll.peer.enrolling import Belonging
+from atoll.coordinator.sessions.examining import ExaminationServicer
+from atoll.peer.doctor.diagnosis import Finding, Verdict, is_fit
+from atoll.peer.doctor.doctor import examine
+from atoll.peer.doctor.table import show
+from atoll.peer.session.enrolling import Belonging
+from atoll.peer.session.session import enrolling
 from atoll.peer.settings import PeerSettings
 from atoll.protocol.certificates import Key
 from atoll.protocol.channel import parse_address, start_server

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atoll.peer.session_values import ExitCode
+from atoll.peer.session.values import ExitCode
 from atoll.protocol.graph import OpGraph, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import Generation
 from atoll.protocol.v1 import session_pb2 as pb

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.peer.daemon import Peer
-from atoll.peer.session_values import ExitCode, Outcome
+from atoll.peer.session.values import ExitCode, Outcome
 from atoll.peer.settings import PeerSettings
 from atoll.protocol.channel import parse_address
 from atoll.protocol.v1 import session_pb2 as pb

@@ -73,7 +73,7 @@ async def test_a_declared_speed_is_not_measured() -> None:
 
 
 async def test_a_peer_with_too_little_memory_says_so_and_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.peer.profile.free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr("atoll.peer.measuring.profile.free_memory_bytes", lambda device: 1000)
     async with swarm("ann") as peers:
         (seat,) = await peers.seats()
         assert all("limit of 1000" in answer.failure for answer in await asked(seat))

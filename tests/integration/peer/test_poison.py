@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from atoll.peer.daemon import Peer
-from atoll.peer.plausibility import WARMING_STEPS
+from atoll.peer.stage.plausibility import WARMING_STEPS
 from atoll.protocol.ids import PeerId
 from atoll.protocol.messages import Kind, Message
 from atoll.protocol.v1 import session_pb2 as pb

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.peer.returning import Patience
-from atoll.peer.session_values import ExitCode
+from atoll.peer.session.values import ExitCode
+from atoll.peer.settings import Patience
 from atoll.protocol.graph import OpGraph
 from atoll.protocol.ids import Generation, StepNumber
 from atoll.protocol.v1 import session_pb2 as pb

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.coordinator.first_values import held_specs
 from atoll.coordinator.tracing.slicing import slice_graph
-from atoll.peer.snapshot_folder import SnapshotFolder
+from atoll.peer.state.snapshot_folder import SnapshotFolder
 from atoll.protocol.assignment import Donor, OptimizerSettings
 from atoll.protocol.ids import Generation, NodeIndex, StepNumber
 from atoll.protocol.v1 import session_pb2 as pb

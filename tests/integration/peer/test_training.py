@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atoll.peer.session_values import ExitCode
+from atoll.peer.session.values import ExitCode
 from atoll.protocol.assignment import OptimizerSettings
 from support.hand_models import HandModel, convolutional, transformer
 from support.hand_run import HandRun, RunSettings, assert_equal, in_one_process, samples_of, swarm

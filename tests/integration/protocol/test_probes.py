@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
-from atoll.peer.probing import answer_probe
+from atoll.peer.measuring.probing import answer_probe
 from atoll.protocol.channel import PROTOCOL_VERSION, open_channel, start_server
 from atoll.protocol.errors import LinkError
 from atoll.protocol.ids import PeerId

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.compression.registry import encode_message
 from atoll.coordinator.transfer import receive_state, stream_state
-from atoll.peer.transfer import fetch_state, store_state
+from atoll.peer.state.transfer import fetch_state, store_state
 from atoll.protocol.channel import open_channel, start_server
 from atoll.protocol.errors import AtollError, LinkError, ResourceError
 from atoll.protocol.framing import frames_of

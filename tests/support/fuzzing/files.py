@@ -15,7 +15,7 @@ import torch
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atoll.peer.snapshot_part import Part, PartWriter
+from atoll.peer.state.snapshot_part import Part, PartWriter
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.announcement import Announcement, signed, verified
 from atoll.protocol.certificates import (

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from atoll.coordinator.tracing.slicing import slice_graph
-from atoll.peer.boundaries import Boundaries
+from atoll.peer.stage.boundaries import Boundaries
 from atoll.protocol.assignment import Assignment, OptimizerSettings, assignment_from_bytes, assignment_to_bytes
 from atoll.protocol.graph import OpGraph, OwnDevice
 from atoll.protocol.graph_codec import op_graph_from_proto, op_graph_to_proto

@@ -10,14 +10,14 @@ import torch
 
 from atoll.compression.registry import MessageCoder
 from atoll.coordinator.measurements import Measurements
-from atoll.coordinator.membership import Member, Membership
-from atoll.coordinator.probe_results import probe_result
-from atoll.coordinator.probe_schedule import ProbePair
+from atoll.coordinator.sessions.membership import Member, Membership
+from atoll.coordinator.sessions.translation import held, introduction, run_event
+from atoll.coordinator.survey.probe_results import probe_result
+from atoll.coordinator.survey.probe_schedule import ProbePair
 from atoll.coordinator.tracing.slicing import slice_graph
-from atoll.coordinator.translation import held, introduction, run_event
-from atoll.peer.boundaries import Boundaries
-from atoll.peer.session import Session
-from atoll.peer.step import bindings_of
+from atoll.peer.session.session import Session
+from atoll.peer.stage.boundaries import Boundaries
+from atoll.peer.stage.step import bindings_of
 from atoll.protocol.channel import PROTOCOL_VERSION
 from atoll.protocol.errors import WireError
 from atoll.protocol.framing import Arrived, MessageStream, frames_of

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from atoll.coordinator.codec_choices import MOST_DAMAGE, CodecChoices
-from atoll.coordinator.observed import Observed
 from atoll.coordinator.planning.codecs import adaptive_codecs
 from atoll.coordinator.planning.network import LinkMeasurement, PeerLine, build_network
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.instructions import WriteCommit
+from atoll.coordinator.survey.observed import Observed
 from atoll.protocol.graph import Boundary, StageGraph, TensorSpec, ValueReference
 from atoll.protocol.ids import Generation, NodeIndex, PeerId, StageIndex, StepNumber
 from atoll.protocol.job import Compression

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from atoll.coordinator.fleet_report import fleet_reply, measured_in, network_in, offers_in
-from atoll.coordinator.membership import Introduction, Member
 from atoll.coordinator.planning.network import LinkMeasurement, build_network
-from atoll.coordinator.probe_results import peer_lines
-from atoll.coordinator.probe_schedule import probe_party
+from atoll.coordinator.sessions.membership import Introduction, Member
+from atoll.coordinator.survey.probe_results import peer_lines
+from atoll.coordinator.survey.probe_schedule import probe_party
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import operator_pb2, session_pb2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer.profile import choose_device
+from atoll.peer.measuring.profile import choose_device
 from atoll.peer.settings import PeerSettings, rate_of_flag, size_of_flag
 from atoll.protocol.channel import parse_address
 from atoll.protocol.errors import JobError

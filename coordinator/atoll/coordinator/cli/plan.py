@@ -113,7 +113,7 @@ def make_answer(job: Job, known: Known) -> Answer:
 
 def _with_measured(known: Known, sized: Sized) -> tuple[PeerOffer, ...]:
     """The peers with the times of this job's parts, for those who have measured all of them."""
-    from atoll.coordinator.segment_measuring import prepare_measuring
+    from atoll.coordinator.survey.segment_measuring import prepare_measuring
 
     if not any(known.measured.values()):
         return known.offers

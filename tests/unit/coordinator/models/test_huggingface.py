@@ -10,7 +10,7 @@ import torch
 from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.tracing.source import open_source
 from atoll.coordinator.tracing.trace import trace
-from atoll.peer.initialisation import initial_value
+from atoll.peer.stage.initialisation import initial_value
 from support.jobs import huggingface_job
 
 

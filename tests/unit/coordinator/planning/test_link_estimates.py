@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, build_network
-from atoll.coordinator.probe_schedule import ProbeParty, probe_pairs
+from atoll.coordinator.survey.probe_schedule import ProbeParty, probe_pairs
 from atoll.protocol.ids import PeerId
 
 Matrix = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.coordinator.tracing.source import BuiltModel
 from atoll.coordinator.tracing.state_names import NamedTensor, StateNames
 from atoll.coordinator.tracing.trace import trace
-from atoll.peer.initialisation import initial_value
+from atoll.peer.stage.initialisation import initial_value
 from atoll.protocol.errors import TraceError
 from atoll.protocol.graph import BufferSpec, Initialisation, ParameterSpec
 from support.graphs import small_gpt, source_of, token_batch

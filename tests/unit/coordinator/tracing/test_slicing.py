@@ -15,7 +15,7 @@ from torch.nn import functional
 from atoll.coordinator.tracing.cuts import legal_cuts
 from atoll.coordinator.tracing.rehearsal import differentiable_values
 from atoll.coordinator.tracing.slicing import slice_graph
-from atoll.peer.stage import StageSettings
+from atoll.peer.stage.stage import StageSettings
 from atoll.protocol.assignment import OptimizerSettings
 from atoll.protocol.graph import OpGraph, ParameterReference, StageGraph, ValueReference
 from atoll.protocol.validation import validate_stage
