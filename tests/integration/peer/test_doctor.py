@@ -20,8 +20,8 @@ from atoll.coordinator.sessions.examining import ExaminationServicer
 from atoll.peer.doctor.diagnosis import Finding, Verdict, is_fit
 from atoll.peer.doctor.doctor import examine
 from atoll.peer.doctor.table import show
+from atoll.peer.session import enrolling
 from atoll.peer.session.enrolling import Belonging
-from atoll.peer.session.session import enrolling
 from atoll.peer.settings import PeerSettings
 from atoll.protocol.certificates import Key
 from atoll.protocol.channel import parse_address, start_server

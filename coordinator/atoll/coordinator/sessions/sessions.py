@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent, StateMoved
+from atoll.coordinator.sessions import translation
 from atoll.coordinator.sessions.membership import Introduction, Member, Membership, Refusal, Taken
 from atoll.coordinator.sessions.session import PeerSession, SessionContext
-from atoll.coordinator.sessions.sessions import translation
 from atoll.protocol.ids import Generation, PeerId
 from atoll.protocol.machine import machine_name
 from atoll.protocol.v1 import session_pb2

@@ -9,8 +9,8 @@ import fsspec
 import pytest
 import torch
 
+from atoll.coordinator.store import store as store_module
 from atoll.coordinator.store.store import Store, StoredSnapshot, StoredState
-from atoll.coordinator.store.store import store as store_module
 from atoll.protocol.errors import DamagedSnapshot, JobError, ResourceError
 from atoll.protocol.ids import StepNumber
 from atoll.protocol.state import grouped

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.run.journal import Journal
-from atoll.coordinator.store.store import vault
+from atoll.coordinator.store import vault
 from atoll.coordinator.store.store_calls import MOST_HUNG, StoreCalls
 from atoll.protocol.errors import ResourceError
 from support.waiting import assert_eventually

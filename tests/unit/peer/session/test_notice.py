@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from atoll.peer.session import notice
 from atoll.peer.session.notice import is_notice, notice_url_of_flag, watch_for_notice
-from atoll.peer.session.session import notice
 from atoll.protocol.errors import JobError
 from support.waiting import assert_eventually
 
