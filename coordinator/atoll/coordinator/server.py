@@ -41,11 +41,12 @@ from atoll.coordinator.run.events import (
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run_files import CACHE
+from atoll.coordinator.sessions import translation
 from atoll.coordinator.sessions.examining import ExaminationServicer
 from atoll.coordinator.sessions.membership import Member
 from atoll.coordinator.sessions.servicer import CoordinatorServicer, OperatorServicer
 from atoll.coordinator.sessions.session import LAST_WORD_SECONDS
-from atoll.coordinator.sessions.sessions import Sessions, translation
+from atoll.coordinator.sessions.sessions import Sessions
 from atoll.coordinator.settings import CoordinatorSettings
 from atoll.coordinator.sizing import open_sizing
 from atoll.coordinator.state_folder import StateFolder

@@ -11,8 +11,7 @@ from atoll.coordinator.cli.invite import keep_invitation
 from atoll.coordinator.identity.run_identity import RunIdentity
 from atoll.peer.session.enrolling import Belonging
 from atoll.peer.session.identity_folder import IdentityFolder, Kept
-from atoll.peer.session.returning import Patience
-from atoll.peer.settings import PeerSettings
+from atoll.peer.settings import Patience, PeerSettings
 from atoll.protocol.channel import parse_address
 from atoll.protocol.errors import IdentityRefused
 from atoll.protocol.identity import Role

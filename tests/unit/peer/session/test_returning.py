@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer.session.returning import SETTLED_SECONDS, Patience, Returning
+from atoll.peer.session.returning import SETTLED_SECONDS, Returning
+from atoll.peer.settings import Patience
 
 PATIENCE = Patience(first_pause=1.0, longest_pause=5.0, between_logs=60.0, end=1800.0)
 
