@@ -72,6 +72,7 @@ def make_assignment(
         groups=tuple(plan.stages[met].group for met in sorted({number, *met_stages(graph)})),
         replica=stage.replicas.index(peer),
         averaging=job.averaging.settings(bandwidths_of(network, stage.replicas)),
+        predicted_memory_bytes=stage.of(peer).memory_bytes,
     )
 
 

@@ -93,6 +93,15 @@ def join(
             metavar="URL", help="Ask this all the time whether the machine is about to be taken away, and leave then."
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="ATOLL_METRICS",
+            show_envvar=False,
+            help="Show this peer's numbers there to Prometheus; :7002 is all addresses. Or ATOLL_METRICS.",
+        ),
+    ] = None,
     wait: Annotated[
         str, typer.Option(metavar="TIME", help="Look that long for a coordinator that is gone, then end.")
     ] = "1800s",
@@ -138,6 +147,7 @@ def join(
         chaos=FaultPoints.from_environment(os.environ),
         hand_over_seconds=hand_over_seconds,
         notice_url=None if notice_url is None else notice_url_of_flag(notice_url),
+        metrics=metrics or None,
         patience=Patience(end=seconds_of_flag(wait, "--wait")),
     )
     raise typer.Exit(asyncio.run(_run(settings, where)))

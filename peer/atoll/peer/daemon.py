@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.compression.registry import decode_message
 from atoll.peer.engine import Engine
@@ -68,6 +68,9 @@ from atoll.protocol.messages import EncodedMessage, Kind
 from atoll.protocol.pacing import Pacer
 from atoll.protocol.v1 import session_pb2
 
+if TYPE_CHECKING:
+    from atoll.peer.watching.watch import Watch
+
 CLOSING_SECONDS = 1.0  # within which all peers of a run that ends hear of it
 JOIN_AGAIN_SECONDS = 0.5
 
@@ -92,6 +95,7 @@ class Peer:
         self._loading: set[asyncio.Task[None]] = set()
         self._over_session: set[asyncio.Task[None]] = set()
         self._errands: Errands | None = None
+        self._watch: Watch | None = None
         self._outcome: asyncio.Future[Outcome] | None = None
         self._leaving: LeaveRequested | None = None
 
@@ -155,6 +159,11 @@ class Peer:
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
         self._join_by = time.monotonic() + settings.connect_seconds
         self._introduction = introduction(settings, profile, handling, settings.advertised_address(bound))
+        if settings.metrics is not None:
+            from atoll.peer.watching.watch import Watch  # aiohttp is slow to import, and most peers show nothing
+
+            self._watch = Watch(settings, self._session, self._line, engine, self._errands, self._memory)
+            await self._watch.start(settings.metrics)
         if settings.outbound_only:
             _log.info("this peer accepts no connection: it dials others, or meets them through the coordinator")
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
@@ -165,6 +174,8 @@ class Peer:
             self._spawn(watch_for_notice(settings.notice_url, self.leave_in_order), self._tasks)
 
     async def _close(self, start: asyncio.Task[None]) -> None:
+        if self._watch is not None:
+            await self._watch.close()
         if self._engine is not None:
             self._engine.stop_computing()
         tasks = {start, *self._tasks, *self._loading, *self._over_session}
@@ -240,6 +251,8 @@ class Peer:
             _log.warning("there is no snapshot of step %d here: %s", notice.step, notice.failure)
         elif isinstance(notice, SnapshotWritten) and self._session.state is SessionState.AWAY:
             _log.info("the state of step %d is kept in %s", notice.step, self._snapshots.where)
+        if self._watch is not None:
+            self._watch.noticed(notice)
         self._feed(notice)
 
     def _feed(self, event: SessionEvent) -> None:

@@ -74,7 +74,7 @@ class Engine:
         self._security = security
         self.tunnels = tunnels
         self.permits = Permits(required=isinstance(security, MutualTls))
-        self._links = Links(
+        self.links = Links(
             own, on_message=self._arrived, on_fault=on_fault, pacers=pacers, chaos=settings.chaos, security=security
         )
         self._chaos = settings.chaos
@@ -82,7 +82,7 @@ class Engine:
         self._group: ReplicaGroup | None = None
         self._hive = HiveHolder(lambda: settings.hive_place(self._bound), settings.chaos)
         self.snapshots = Snapshots(settings, self._notify, security)
-        background = (*pacers, self._links.courtesy)
+        background = (*pacers, self.links.courtesy)
         self.lending = Lending(own, background, settings.chaos, disk=self.snapshots.stored, permits=self.permits)
         self._probes = ProbesServicer(
             settings.name,
@@ -109,7 +109,7 @@ class Engine:
 
     async def start(self, listen: str, num_threads: int | None) -> str:
         """Listens and starts computing; the address it is bound to. Raises ResourceError when it cannot listen there."""
-        servicers = [self._links.register, self.lending.register, self._probes.register, self._reach.register]
+        servicers = [self.links.register, self.lending.register, self._probes.register, self._reach.register]
         self._server, self._bound = await start_server(servicers, listen, security=self._security)
         self.tunnels.bound = self._bound
         self._thread = ComputeThread(self._pipeline, num_threads=num_threads, on_death=self._died)
@@ -128,6 +128,11 @@ class Engine:
         """What the compute thread is at."""
         return self._pipeline.progress
 
+    @property
+    def num_commands(self) -> int:
+        """What the compute thread has not taken up yet."""
+        return 0 if self._thread is None else self._thread.num_queued
+
     def post(self, command: Command) -> None:
         """Hands a command to the compute thread; ignored when there is none."""
         if isinstance(command, CommitStep) and self._group is not None:
@@ -137,24 +142,24 @@ class Engine:
 
     def uses(self) -> tuple[session_pb2.LinkUse, ...]:
         """What each link has carried."""
-        return self._links.uses()
+        return self.links.uses()
 
     def use_codecs(self, codecs: Mapping[PeerId, str]) -> None:
         """What is sent to these peers from now on is encoded so."""
-        self._links.use_codecs(codecs)
+        self.links.use_codecs(codecs)
 
     def advance(self, generation: Generation) -> None:
         """The links drop what is older."""
         if self._group is not None:
             self._group.advance(generation)
-        self._links.advance(generation)
+        self.links.advance(generation)
 
     async def connect(self, assignment: Assignment, boundaries: Boundaries) -> None:
         """Opens the links of an assignment; raises LinkError when a neighbour cannot be reached."""
         if self._group is not None:
             await self._group.close()
         averager = LinksAverager(
-            assignment.graph.stage, assignment.generation, self._links.send, self._links.silent_seconds, self._chaos
+            assignment.graph.stage, assignment.generation, self.links.send, self.links.silent_seconds, self._chaos
         )
         group = self._group = ReplicaGroup(assignment, averager, self._hive.get)
 
@@ -166,7 +171,7 @@ class Engine:
             return boundaries.refusal(header.key, [tensor.name for tensor in header.tensors])
 
         passable = await self.tunnels.passable(assignment)
-        await self._links.configure(
+        await self.links.configure(
             generation=assignment.generation,
             neighbours=passable.neighbours,
             settings=LinkSettings(
@@ -188,7 +193,7 @@ class Engine:
 
     def disconnect(self) -> Coroutine[Any, Any, None]:
         """Leaves the links of a plan that is over; what is returned ends them."""
-        return self._links.disconnect()
+        return self.links.disconnect()
 
     def stop_computing(self) -> None:
         """Ends the compute thread after the operator that is being executed; does not wait for it."""
@@ -201,7 +206,7 @@ class Engine:
         """Ends everything within a few seconds, even when an operator is still being executed then."""
         self.stop_computing()
         await self._hive.close()
-        await self._links.close()
+        await self.links.close()
         await self.tunnels.close()
         if self._server is not None:
             await self._server.stop(grace=None)
@@ -218,14 +223,14 @@ class Engine:
 
     def _send(self, peer: PeerId, message: Message) -> None:
         """Called by the compute thread."""
-        done = self._links.send(peer, message)
+        done = self.links.send(peer, message)
         if message.key.evaluation and message.key.kind is Kind.ACTIVATION:
             done.add_done_callback(lambda future: None if future.cancelled() else self.post(Delivered(key=message.key)))
 
     def _notify(self, notice: Notice) -> None:
         """Called by the compute thread."""
         if isinstance(notice, Consumed):
-            self._links.consumed(notice.key, notice.sender)
+            self.links.consumed(notice.key, notice.sender)
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed: the peer ended while an operator was being executed
             self._loop.call_soon_threadsafe(self._on_notice, notice)

@@ -52,6 +52,11 @@ class Errands:
         self._fetched_bytes = 0
         self._fetching_from: tuple[PeerId, ...] = ()
 
+    @property
+    def fetched_bytes(self) -> int:
+        """State that has come from other peers."""
+        return self._fetched_bytes
+
     async def fetch(self, instruction: Fetch, run_id: str) -> None:
         """The state that an assignment names, from the coordinator and from other peers."""
         assignment, generation = instruction.assignment, instruction.assignment.generation

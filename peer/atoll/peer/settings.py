@@ -47,7 +47,7 @@ class PeerSettings:
     ``token_file``, once that is there; a peer that has been in the run before may do without. ``insecure``: in plain text,
     within one machine. ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone;
     ``whereabouts`` says where it is by then, for one that is found by its run's name, or raises AtollError. hivemind, where the
-    run averages with it, listens on ``hive_port``, 0 for any.
+    run averages with it, listens on ``hive_port``, 0 for any. Prometheus is shown this peer's numbers at ``metrics``.
     """
 
     coordinator: Address
@@ -72,6 +72,7 @@ class PeerSettings:
     notice_url: str | None = None
     patience: Patience = field(default_factory=Patience)
     hive_port: int = 0
+    metrics: str | None = None
     whereabouts: Callable[[], Awaitable[Address]] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -70,7 +70,8 @@ class Assignment:
     silent for this long while something is due is reported. ``committed_step`` is the last step whose update is in the state
     that the peer will hold when it is ready (0: initial values). ``donors`` have what of that the peer lacks; a name that
     training does not change and that nobody gives has its first value. ``groups`` are those of this stage and of each that it
-    exchanges tensors with; the peer is number ``replica`` of its own, which sums gradients as ``averaging`` says.
+    exchanges tensors with; the peer is number ``replica`` of its own, which sums gradients as ``averaging`` says. Its process
+    is expected to grow by ``predicted_memory_bytes``.
     """
 
     generation: Generation
@@ -88,6 +89,7 @@ class Assignment:
     groups: tuple[Group, ...]
     replica: int = 0
     averaging: Averaging = field(default_factory=Averaging)
+    predicted_memory_bytes: int = 0
 
     @property
     def group(self) -> Group:
@@ -136,6 +138,7 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
             compression=assignment.averaging.compression,
             bandwidths=(bandwidth or 0.0 for bandwidth in assignment.averaging.bandwidths),
         ),
+        predicted_memory_bytes=assignment.predicted_memory_bytes,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -176,6 +179,7 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         groups=groups,
         replica=message.replica,
         averaging=_averaging(message.averaging),
+        predicted_memory_bytes=message.predicted_memory_bytes,
     )
 
 

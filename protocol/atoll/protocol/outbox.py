@@ -63,9 +63,14 @@ class Outbox(Generic[Item]):
         return self._stream.num_unacknowledged
 
     @property
+    def num_unfinished(self) -> int:
+        """Messages from the other end of which only a part is here."""
+        return self._stream.num_unfinished
+
+    @property
     def is_expecting(self) -> bool:
         """Whether the other end owes us something: an acknowledgement, or the rest of a message."""
-        return self._stream.num_unacknowledged > 0 or self._stream.num_unfinished > 0
+        return self.num_unacknowledged > 0 or self.num_unfinished > 0
 
     def put(self, item: Item) -> None:
         """Queues one of the owner's own items, ahead of every frame and after earlier items; ignored once closed."""

@@ -38,8 +38,8 @@ class Duplex(Protocol):
 
 
 class FramePump:
-    """For one stream. ``on_event``, ``on_written(dispatch, seconds)`` and ``on_round_trip(seconds)`` are called on the event
-    loop."""
+    """For one stream. ``on_event``, ``on_written(dispatch, seconds)``, ``on_read(frame)``, once what the frame brought is told,
+    and ``on_round_trip(seconds)`` are called on the event loop."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class FramePump:
         silence_seconds: float,
         on_event: Callable[[Arrived | GaveUp | CorruptSender], None],
         on_written: Callable[[Dispatch[frames_pb2.Frame], float], None] = lambda _dispatch, _seconds: None,
+        on_read: Callable[[frames_pb2.Frame], None] = lambda _frame: None,
         on_round_trip: Callable[[float], None] = lambda _seconds: None,
         chaos: FaultPoints | None = None,
     ) -> None:
@@ -59,6 +60,7 @@ class FramePump:
         self._silence_seconds = silence_seconds
         self._on_event = on_event
         self._on_written = on_written
+        self._on_read = on_read
         self._on_round_trip = on_round_trip
         self._chaos = chaos or FaultPoints()
         self._pinged = 0.0
@@ -107,6 +109,7 @@ class FramePump:
                 else:
                     for event in self._outbox.handle(frame):
                         self._on_event(event)
+                    self._on_read(frame)
         except WireError as error:
             raise LinkError(self._other, str(error)) from error
         except STREAM_ERRORS as error:

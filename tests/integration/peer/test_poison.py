@@ -22,7 +22,7 @@ from support.hand_run import HandRun, RunSettings, assert_equal, in_one_process,
 def poison(peer: Peer, kind: Kind, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
     """From now on this peer changes what it sends of this kind; returns how to make it honest again."""
     assert peer._engine is not None
-    links = peer._engine._links
+    links = peer._engine.links
     honest = links.send
 
     def send(to: PeerId, message: Message) -> Future[None]:

@@ -42,6 +42,11 @@ class ComputeThread:
         """Hands over a command; it takes effect after the call in progress."""
         self._commands.put(command)
 
+    @property
+    def num_queued(self) -> int:
+        """Commands that are not handled yet."""
+        return self._commands.qsize()
+
     def stop(self) -> None:
         """Ends the thread after the call in progress."""
         self._stopping.set()

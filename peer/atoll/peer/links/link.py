@@ -195,6 +195,9 @@ class Link:
             silence_seconds=self._settings.silence_seconds,
             on_event=lambda event: self._report(outbox, event),
             on_written=self._account,
+            on_read=lambda frame: self._usage.reception(self.peer).heard(
+                len(frame.chunk), time.monotonic(), unfinished=outbox.num_unfinished > 0
+            ),
             on_round_trip=self._usage.traffic(self.peer).echoed,
             chaos=self._chaos,
         )
@@ -227,6 +230,7 @@ class Link:
 
     def _end(self, outbox: Outbox[frames_pb2.Frame], error: LinkError) -> None:
         outbox.fail(error)
+        self._usage.reception(self.peer).broke()
         if self._outbox is not outbox:  # a newer stream has taken over
             return
         self._outbox = None

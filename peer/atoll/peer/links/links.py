@@ -20,10 +20,10 @@ import grpc.aio
 from atoll.compression.codec import RawCodec
 from atoll.compression.registry import MessageCoder, decode_message, is_raw
 from atoll.peer.links.admission import LinksServicer, NotAdmitted
-from atoll.peer.links.encoding import UrgentWorker
+from atoll.peer.links.encoding import Task, UrgentWorker
 from atoll.peer.links.link import Link, LinkSettings
 from atoll.peer.links.loss_guard import LossGuard
-from atoll.peer.links.usage import UsageTable
+from atoll.peer.links.usage import Reception, UsageTable
 from atoll.protocol.assignment import Neighbour
 from atoll.protocol.courtesy import Courtesy
 from atoll.protocol.errors import AtollError, LinkError, MissingState, WireError
@@ -139,7 +139,7 @@ class Links:
             done.cancel()
             return done
         name = self._codecs.get(peer, RawCodec.name) if message.key.kind in _MAY_LOSE else RawCodec.name
-        self._worker.submit(urgency(message.key.kind), lambda: self._encode(peer, message, name, done))
+        self._worker.submit(urgency(message.key.kind), Task.ENCODE, lambda: self._encode(peer, message, name, done))
         return done
 
     def use_codecs(self, codecs: Mapping[PeerId, str]) -> None:
@@ -173,6 +173,20 @@ class Links:
         """What each link has carried from here since the peer started."""
         return self._usage.report()
 
+    def receptions(self) -> Mapping[PeerId, Reception]:
+        """What each neighbour of the present plan has sent."""
+        return {peer: self._usage.reception(peer) for peer in self._links}
+
+    @property
+    def coding_seconds(self) -> Mapping[str, float]:
+        """What encoding and decoding took, since the peer started; what is raw is not encoded."""
+        return dict(self._worker.seconds)
+
+    @property
+    def num_to_code(self) -> int:
+        """Messages that wait to be encoded or decoded."""
+        return self._worker.num_queued
+
     async def close(self) -> None:
         """Ends every link and the worker thread."""
         self._closed = True
@@ -199,7 +213,7 @@ class Links:
         if is_raw(message) and not self._guard.awaits(peer, message.key):
             self._deliver(peer, decode_message(message))
         else:
-            self._worker.submit(urgency(message.key.kind), lambda: self._decode(peer, message))
+            self._worker.submit(urgency(message.key.kind), Task.DECODE, lambda: self._decode(peer, message))
 
     def failed(self, error: LinkError) -> None:
         """A link has a fault. Before all links are up, ``configure`` reports it."""

@@ -65,14 +65,36 @@ class Usage:
             self.busy_since = now
 
 
+@dataclass(slots=True)
+class Reception:
+    """What has come from a neighbour; ``seconds`` is for how long a message of its was here in part."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+    since: float | None = None
+
+    def heard(self, num_bytes: int, now: float, *, unfinished: bool) -> None:
+        """Something more is here; ``unfinished``: of a message whose rest is yet to come."""
+        self.num_bytes += num_bytes
+        if self.since is not None:
+            self.seconds += now - self.since
+        self.since = now if unfinished else None
+
+    def broke(self) -> None:
+        """What was here in part is no more."""
+        self.since = None
+
+
 class UsageTable:
-    """One :class:`Usage` a target and direction, and one :class:`LinkTraffic` a target. ``courtesy`` hears of both."""
+    """One :class:`Usage` a target and direction, one :class:`LinkTraffic` a target and one :class:`Reception` a source.
+    ``courtesy`` hears of the first two."""
 
     def __init__(self, own: PeerId, courtesy: Courtesy) -> None:
         self._own = own
         self._courtesy = courtesy
         self._table: dict[tuple[PeerId, Direction], Usage] = {}
         self._traffic: defaultdict[PeerId, LinkTraffic] = defaultdict(LinkTraffic)
+        self._receptions: defaultdict[PeerId, Reception] = defaultdict(Reception)
 
     def of(self, target: PeerId, kind: Kind) -> Usage:
         """The entry to add to."""
@@ -84,6 +106,10 @@ class UsageTable:
     def traffic(self, target: PeerId) -> LinkTraffic:
         """What the link to ``target`` has shown."""
         return self._traffic[target]
+
+    def reception(self, source: PeerId) -> Reception:
+        """What has come from ``source``."""
+        return self._receptions[source]
 
     def began(self, target: PeerId, message: EncodedMessage, now: float) -> None:
         """A message is being sent and will be settled; said again with each of its frames."""

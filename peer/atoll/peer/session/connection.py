@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -63,6 +64,12 @@ class Connection:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._call: SessionCall | None = None
+        self._spoke = time.monotonic()
+
+    @property
+    def unspoken_seconds(self) -> float:
+        """For how long nothing was written to the coordinator."""
+        return time.monotonic() - self._spoke
 
     async def open(self, timeout_seconds: float) -> None:
         """Connects; raises SessionError when nothing listens there in time."""
@@ -126,6 +133,7 @@ class Connection:
         self._on_lost(reason)
 
     def _told(self, message: session_pb2.PeerMessage) -> None:
+        self._spoke = time.monotonic()
         if message.HasField("report") and not message.report.evaluation:
             self._chaos.reached("waiting for commit", step=message.report.step)
 

@@ -54,6 +54,11 @@ class Line:
         """The present one."""
         return self._connection
 
+    @property
+    def unspoken_seconds(self) -> float:
+        """For how long this peer has said nothing to the coordinator; 0 while there is no connection."""
+        return 0.0 if self._connection is None else self._connection.unspoken_seconds
+
     @contextlib.asynccontextmanager
     async def beside(self) -> AsyncIterator[session_pb2_grpc.CoordinatorStub]:
         """For calls beside the session, over a connection of their own: it shows the certificate that is valid now, the

@@ -349,7 +349,7 @@ class Averaging(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., compression: _Optional[str] = ..., bandwidths: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica", "averaging")
+    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica", "averaging", "predicted_memory_bytes")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +365,7 @@ class Assignment(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     graph: StageGraph
     neighbours: _containers.RepeatedCompositeFieldContainer[Neighbour]
@@ -380,7 +381,8 @@ class Assignment(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     replica: int
     averaging: Averaging
-    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ..., averaging: _Optional[_Union[Averaging, _Mapping]] = ...) -> None: ...
+    predicted_memory_bytes: int
+    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ..., averaging: _Optional[_Union[Averaging, _Mapping]] = ..., predicted_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class MeasurementRequest(_message.Message):
     __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from atoll.coordinator.events import (
     EvaluationEvent,
@@ -22,6 +20,7 @@ from atoll.coordinator.events import (
     VoidEvent,
 )
 from atoll.coordinator.run.states import RunState
+from atoll.protocol.exposition import counters, gauges, labelled, text_of
 from atoll.protocol.v1.operator_pb2 import LinkStatus, PeerStatus, StatusReply
 
 STATES = tuple(state.value for state in RunState)
@@ -73,14 +72,10 @@ COUNTS = {
 class RunMetrics:
     """Takes in events and the status, and gives them as text for a scraper. One a run."""
 
-    CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-
     def __init__(self) -> None:
         self._status = StatusReply()
         self._counts = dict.fromkeys(COUNTS, 0.0)
         self._validation: float | None = None
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def event(self, event: Event) -> None:
         """Counts what happened."""
@@ -95,25 +90,23 @@ class RunMetrics:
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return text_of(self)
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus-client asks a collector."""
         status = self._status
-        for name, help_text in RUN.items():
-            yield GaugeMetricFamily(f"atoll_{name}", help_text, value=float(getattr(status, name)))
+        yield from gauges("atoll_", RUN, status)
         if self._validation is not None:
             yield GaugeMetricFamily("atoll_validation_loss", "Of the last evaluation.", value=self._validation)
-        yield _labelled("atoll_state", "1 for the state that the run is in.", ("state",), _states(status))
+        yield labelled("atoll_state", "1 for the state that the run is in.", ("state",), _states(status))
         if status.HasField("safe_snapshot") or status.HasField("complete_snapshot"):
             newest = status.safe_snapshot if status.HasField("safe_snapshot") else status.complete_snapshot
             yield GaugeMetricFamily("atoll_snapshot_step", "What the run could go back to.", value=float(newest.step))
             yield GaugeMetricFamily("atoll_snapshot_age_seconds", "How old that is.", value=newest.age_seconds)
-        for name, help_text in COUNTS.items():
-            yield CounterMetricFamily(f"atoll_{name}", help_text, value=self._counts[name])
+        yield from counters("atoll_", COUNTS, self._counts)
         yield from _of_peers(status.peers)
         yield from _of_links(status.links)
-        yield _labelled(
+        yield labelled(
             "atoll_peer_step_part_seconds", "Of a peer's last step, by what it did.", ("peer", "part"), _parts(status)
         )
 
@@ -156,20 +149,13 @@ def _parts(status: StatusReply) -> Iterator[tuple[tuple[str, ...], float]]:
 def _of_peers(peers: Iterable[PeerStatus]) -> Iterator[Metric]:
     for name, help_text in PEER.items():
         samples = (((peer.name,), float(getattr(peer, name))) for peer in peers)
-        yield _labelled(f"atoll_peer_{name}", help_text, ("peer",), samples)
+        yield labelled(f"atoll_peer_{name}", help_text, ("peer",), samples)
 
 
 def _of_links(links: Iterable[LinkStatus]) -> Iterator[Metric]:
     labels = ("source", "target", "direction")
     for name, help_text in LINK.items():
         samples = (((link.source, link.target, link.direction), float(getattr(link, name))) for link in links)
-        yield _labelled(f"atoll_link_{name}", help_text, labels, samples)
+        yield labelled(f"atoll_link_{name}", help_text, labels, samples)
     codecs = (((link.source, link.target, link.direction, link.codec), 1.0) for link in links)
-    yield _labelled("atoll_link_codec", "1 for the codec that a link uses.", (*labels, "codec"), codecs)
-
-
-def _labelled(name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+    yield labelled("atoll_link_codec", "1 for the codec that a link uses.", (*labels, "codec"), codecs)

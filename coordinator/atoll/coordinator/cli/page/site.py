@@ -24,9 +24,10 @@ from atoll.coordinator.cli.status import status_dict
 from atoll.coordinator.events import Event
 from atoll.coordinator.reading import Told
 from atoll.coordinator.run_files import PAGE_TOKEN, disk_error
-from atoll.protocol.addresses import Address, parse_address
-from atoll.protocol.errors import AtollError, ResourceError
+from atoll.protocol.errors import AtollError
+from atoll.protocol.exposition import CONTENT_TYPE
 from atoll.protocol.v1 import operator_pb2
+from atoll.protocol.web import listen
 
 News = dict[str, Any]
 Queue = asyncio.Queue[News | None]
@@ -71,20 +72,8 @@ class Site:
         """Listens; the URL. Raises ResourceError when the address cannot be had."""
         self._desk = desk
         self._token = _token_in(self._state)
-        everywhere = self._listen.startswith(":")
-        address = parse_address(f"[::]{self._listen}" if everywhere else self._listen, "--page")
-        self._runner = web.AppRunner(self._app(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, None if everywhere else address.host, address.port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self.stop()
-            raise ResourceError(
-                f"the page cannot listen on {self._listen}: {error.strerror or error}; give another --page"
-            ) from error
-        listens = Address(*self._runner.addresses[0][:2])
-        return f"http://{Address('localhost', listens.port) if listens.is_unspecified else listens}/"
+        self._runner, url = await listen(self._app(), self._listen, flag="--page", what="the page")
+        return url
 
     async def stop(self) -> None:
         """Ends every reader's stream, then listens no more."""
@@ -141,7 +130,7 @@ class Site:
 
     async def _numbers(self, request: web.Request) -> web.Response:
         self._metrics.refresh(self._present.status(timelines=True))
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": self._metrics.CONTENT_TYPE})
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: the course so far, then what happens."""
@@ -151,9 +140,10 @@ class Site:
         async with self._reading() as queue:
             _put(queue, self._course.so_far())
             _put(queue, {"kind": "status", "status": status_dict(self._present.status(timelines=True))})
-            await response.prepare(request)
-            while (news := await queue.get()) is not None:
-                await response.write(f"data: {json.dumps(news)}\n\n".encode())
+            with contextlib.suppress(ConnectionResetError):  # the reader has left
+                await response.prepare(request)
+                while (news := await queue.get()) is not None:
+                    await response.write(f"data: {json.dumps(news)}\n\n".encode())
         return response
 
     @contextlib.asynccontextmanager

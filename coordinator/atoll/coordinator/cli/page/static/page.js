@@ -88,11 +88,18 @@ function drawHappenings() {
   }));
 }
 
+// A cell that shows a number of `owner` in words, and keeps it as exact as it came.
+const number = (owner, name, show, none = "-") => ({ text: owner[name] ? show(owner[name]) : none, name, value: owner[name] });
+
 function rows(table, heads, values) {
   const row = (cells, kind, className = "") => {
     const made = document.createElement("tr");
     made.className = className;
-    made.append(...cells.map((text) => Object.assign(document.createElement(kind), { textContent: text })));
+    made.append(...cells.map((cell) => {
+      const shown = Object.assign(document.createElement(kind), { textContent: cell.text ?? cell });
+      if (cell.name) Object.assign(shown.dataset, { name: cell.name, value: JSON.stringify(cell.value) });
+      return shown;
+    }));
     return made;
   };
   $(table).replaceChildren(row(heads, "th"), ...values.map(([cells, className]) => row(cells, "td", className)));
@@ -108,18 +115,20 @@ function drawStatus() {
   const lost = [...run.lost.keys()].map((name) => ({ name, words: "gone" }));
   $("map").replaceChildren(map({ ...status, peers: status.peers.filter((peer) => !run.lost.has(peer.name)) }, lost));
   const step = status.measured_step_seconds || status.predicted_step_seconds;
-  const share = (busy) => (step && busy ? `${((100 * busy) / step).toFixed(0)}%` : "-");
+  const percent = (digits) => (part) => `${(100 * part).toPrecision(digits)}%`;
+  const share = (busy) => (step ? `${((100 * busy) / step).toFixed(0)}%` : "-");
+  const bits = (rate) => `${short(8 * rate)}bit/s`;
   rows("peers", ["peer", "state", "layers", "memory", "predicted", "computes", "predicted", "doing", "silent"], status.peers.map((peer) => [[
-    peer.name, peer.state, peer.layers || "-", bytes(peer.resident_bytes), peer.predicted_memory_bytes ? bytes(peer.predicted_memory_bytes) : "-",
-    peer.measured_compute_seconds ? seconds(peer.measured_compute_seconds) : "-",
-    peer.predicted_compute_seconds ? seconds(peer.predicted_compute_seconds) : "-",
-    (peer.phase || peer.state) + (peer.waiting_for ? ` from ${peer.waiting_for}` : ""), `${peer.silent_seconds.toFixed(0)} s`,
+    peer.name, peer.state, peer.layers || "-", number(peer, "resident_bytes", bytes), number(peer, "predicted_memory_bytes", bytes),
+    number(peer, "measured_compute_seconds", seconds), number(peer, "predicted_compute_seconds", seconds),
+    (peer.phase || peer.state) + (peer.waiting_for ? ` from ${peer.waiting_for}` : ""),
+    number(peer, "silent_seconds", (silent) => `${silent.toFixed(0)} s`),
   ], run.lost.has(peer.name) || peer.state === "lost" ? "lost" : ""]));
   rows("links", ["from", "to", "direction", "codec", "busy", "rate", "planned with", "sent", "without a codec", "error", "costs of the loss"], status.links.map((link) => [[
-    link.source, link.target, link.direction, link.codec, share(link.measured_seconds),
-    link.measured_bytes_per_second ? `${short(8 * link.measured_bytes_per_second)}bit/s` : "-", `${short(8 * link.predicted_bytes_per_second)}bit/s`,
-    bytes(link.bytes), bytes(link.raw_bytes), link.relative_error ? `${(100 * link.relative_error).toPrecision(2)}%` : "none",
-    link.relative_error && link.damage >= 0 ? `${(100 * link.damage).toPrecision(2)}%` : "-",
+    link.source, link.target, link.direction, link.codec, number(link, "measured_seconds", share),
+    number(link, "measured_bytes_per_second", bits), number(link, "predicted_bytes_per_second", bits),
+    number(link, "bytes", bytes), number(link, "raw_bytes", bytes), number(link, "relative_error", percent(2), "none"),
+    number(link, "damage", (damage) => (link.relative_error && damage >= 0 ? percent(2)(damage) : "-")),
   ], ""]));
   drawTimeline();
   drawFigures();
