@@ -17,6 +17,12 @@ Page = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Show the run there, to browsers and to Prometheus; :8080 is all addresses."),
 ]
+TensorBoardFolder = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write curves there for TensorBoard, if it is installed.")
+]
+WandbProject = Annotated[
+    str | None, typer.Option("--wandb", metavar="PROJECT", help="Log curves to Weights & Biases, if it is installed.")
+]
 InitialPeers = Annotated[
     list[str] | None,
     typer.Option(

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -18,7 +19,16 @@ import typer
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.interruption import Interruption
 from atoll.coordinator.cli.invite import keep_invitation
-from atoll.coordinator.cli.options import DhtListen, EventsAsJson, InitialPeers, JobOverrides, NewState, Page
+from atoll.coordinator.cli.options import (
+    DhtListen,
+    EventsAsJson,
+    InitialPeers,
+    JobOverrides,
+    NewState,
+    Page,
+    TensorBoardFolder,
+    WandbProject,
+)
 from atoll.coordinator.cli.report import read_history, summary_lines, write_curve
 from atoll.coordinator.cli.state import new_state
 from atoll.coordinator.cli.view import View, open_view
@@ -35,6 +45,9 @@ if TYPE_CHECKING:
     from atoll.protocol.job import Job
 
 REFRESH_SECONDS = 0.5
+LOG_BYTES = 16 * 2**20
+EARLIER_LOGS = 3
+"""Files of that size that are kept beside the present one: a run may last for months."""
 MAX_SAMPLED_BYTES = 512 * 1024 * 1024
 """Weights of larger models are not sampled unasked: building one takes twice that memory on the coordinator."""
 
@@ -53,6 +66,8 @@ class RunOptions:
     invite_to: Path | None = None
     resume: str | None = None
     page: str | None = None
+    tensorboard: Path | None = None
+    wandb: str | None = None
     announcing: AnnouncingOptions | None = None
     patience_seconds: float = 24 * 3600.0
 
@@ -69,6 +84,8 @@ def command(
     overrides: JobOverrides = None,
     as_json: EventsAsJson = False,
     page: Page = None,
+    tensorboard: TensorBoardFolder = None,
+    wandb: WandbProject = None,
     dht: Annotated[bool, typer.Option("--dht", help="Let peers find this run by its name: announce it in a DHT.")] = False,
     initial_peers: InitialPeers = None,
     dht_listen: DhtListen = None,
@@ -102,6 +119,8 @@ def command(
         invite_to=invite_to,
         resume=resume,
         page=page,
+        tensorboard=tensorboard,
+        wandb=wandb,
         announcing=announcing_options(listen, dht_listen, initial_peers or ()) if dht else None,
         patience_seconds=3600.0 * patience_hours,
     )
@@ -117,6 +136,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
 
     allow_many_connections()
     _log_to(options.state / LOGS / "coordinator.log")
+    trackers = await asyncio.to_thread(open_trackers, options)
     view = open_view(run=options.job.name, steps=options.job.training.steps, json=options.json)
     settings = CoordinatorSettings(
         job=options.job,
@@ -129,7 +149,7 @@ async def run_job(options: RunOptions) -> ExitStatus:
         deadlines=Deadlines(waiting_seconds=options.patience_seconds),
     )
     site = open_site(options) if options.page is not None else None
-    views: list[View | Site] = [view] if site is None else [view, site]
+    views: list[View | Site] = [view, *trackers] if site is None else [view, *trackers, site]
     coordinator = Coordinator(settings, on_event=functools.partial(_tell, views))
     interruption = Interruption(coordinator.request_stop)
     interruption.watch_signals()
@@ -152,6 +172,8 @@ async def run_job(options: RunOptions) -> ExitStatus:
         if announcing is not None:
             await announcing.close()
         view.close()
+        for tracker in trackers:
+            await asyncio.to_thread(tracker.close)
         if site is not None:
             await site.stop()
     if interruption.happened:
@@ -199,6 +221,21 @@ def open_site(options: RunOptions) -> Site:
     )
 
 
+def open_trackers(options: RunOptions) -> list[View]:
+    """Where else the curves go. Raises UsageError and ResourceError."""
+    if options.tensorboard is None and options.wandb is None:
+        return []
+    from atoll.coordinator.cli.tracking import TensorBoard, Tracker, WeightsAndBiases
+
+    trackers: list[View] = []
+    if options.tensorboard is not None:
+        trackers.append(Tracker(TensorBoard(options.tensorboard)))
+    if options.wandb is not None:
+        config = options.job.model_dump(mode="json")
+        trackers.append(Tracker(WeightsAndBiases(options.wandb, name=options.job.name, state=options.state, config=config)))
+    return trackers
+
+
 async def _announce(options: RunOptions, coordinator: Coordinator, address: str) -> Announcing | None:
     """Has the run found by its name, if that is wanted."""
     if options.announcing is None:
@@ -236,4 +273,5 @@ async def _refreshing(views: Sequence[View | Site], coordinator: Coordinator) ->
 
 def _log_to(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=EARLIER_LOGS)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

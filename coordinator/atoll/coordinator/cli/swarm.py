@@ -22,7 +22,7 @@ from atoll.coordinator.cli.chaos import SwarmChaos
 from atoll.coordinator.cli.exits import ExitStatus, UsageError
 from atoll.coordinator.cli.invite import invite_for_swarm
 from atoll.coordinator.cli.local_fleet import COORDINATOR, LocalPeer, equal_peers, not_imitated, peers_of, trust_of
-from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page
+from atoll.coordinator.cli.options import EventsAsJson, JobOverrides, NewState, Page, TensorBoardFolder, WandbProject
 from atoll.coordinator.cli.processes import Child, end_all
 from atoll.coordinator.cli.report import read_history
 from atoll.coordinator.cli.state import new_state, read_address
@@ -57,6 +57,8 @@ class SwarmSettings:
     overrides: tuple[str, ...] = ()
     chaos: ChaosPlan | None = None
     page: str | None = None
+    tensorboard: Path | None = None
+    wandb: str | None = None
     json: bool = False
     insecure: bool = False
 
@@ -74,6 +76,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Have go wrong what this fault plan says: docs/chaos.md.")
     ] = None,
     page: Page = None,
+    tensorboard: TensorBoardFolder = None,
+    wandb: WandbProject = None,
     as_json: EventsAsJson = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="In plain text, as nothing leaves this machine.")] = False,
 ) -> None:
@@ -99,6 +103,8 @@ def command(
         overrides=(*(overrides or ()), *changes),
         chaos=plan,
         page=page,
+        tensorboard=tensorboard,
+        wandb=wandb,
         json=as_json,
         insecure=insecure,
     )
@@ -191,6 +197,8 @@ class Swarm:
         words += [word for override in settings.overrides for word in ("--set", override)]
         words += ["--json"] if settings.json else []
         words += ["--page", settings.page] if settings.page is not None else []
+        words += ["--tensorboard", str(settings.tensorboard)] if settings.tensorboard is not None else []
+        words += ["--wandb", settings.wandb] if settings.wandb is not None else []
         words += ["--insecure"] if settings.insecure else []
         variables = self._chaos.variables(COORDINATOR) if self._chaos is not None else None
         return self._started(COORDINATOR, await Child.start("the coordinator", words, hold=True, variables=variables))

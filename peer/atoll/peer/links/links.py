@@ -180,7 +180,7 @@ class Links:
     @property
     def coding_seconds(self) -> Mapping[str, float]:
         """What encoding and decoding took, since the peer started; what is raw is not encoded."""
-        return dict(self._worker.seconds)
+        return {task.value: seconds for task, seconds in self._worker.seconds.items()}
 
     @property
     def num_to_code(self) -> int:
