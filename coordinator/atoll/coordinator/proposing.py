@@ -18,7 +18,7 @@ from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import LinksShown, MoveJudged, PlanMade, PlanningProgressed, PlanRefused, RunEvent
 from atoll.coordinator.run.instructions import ConsiderMove, MakePlan, SurveyPeers
-from atoll.coordinator.sizing import Sizing
+from atoll.coordinator.sizing import Sized, Sizing, preferred
 from atoll.coordinator.survey.survey import Surveyed, Surveyor
 from atoll.coordinator.traced_model import Around, Proposal, TracedModel, summed_up
 from atoll.protocol.errors import PlacementError
@@ -150,7 +150,12 @@ class Proposing:
         return await self._surveyor.links(instruction.generation, instruction.peers, progress)
 
     async def _survey(
-        self, generation: Generation, peers: Sequence[PeerOffer], again: frozenset[frozenset[PeerId]] = frozenset()
+        self,
+        generation: Generation,
+        peers: Sequence[PeerOffer],
+        again: frozenset[frozenset[PeerId]] = frozenset(),
+        *,
+        tell: bool = True,
     ) -> Surveyed:
         """What there is to know of ``peers``, measured as far as it goes; the links of the pairs ``again`` once more."""
 
@@ -159,7 +164,7 @@ class Proposing:
 
         surveyed = await self._surveyor.complete(generation, peers, progress, again)
         progress("")
-        for event in surveyed.events:
+        for event in surveyed.events if tell else ():
             await self._tell(event)
         return surveyed
 
@@ -169,13 +174,35 @@ class Proposing:
         async with self._deciding:
             if self._model is None:
                 network = await self._links(instruction) if self.sizing.asked else None
-                sized = await self._offload.run(self.sizing.choose, instruction.peers, network)
+                candidates = await self._offload.run(self.sizing.candidates, instruction.peers, network)
+                sized = await self._best(candidates, instruction)
                 if self.sizing.asked:
                     await self._offload.run(self._keep_job, sized.model.job)
                 self._model = sized.model
                 self._begin(sized.model, sized.feed)
         assert self._model is not None
         return self._model
+
+    async def _best(self, candidates: Sequence[Sized], instruction: MakePlan) -> Sized:
+        """The size that the plans made with what peers measure of each speak for. Raises PlacementError when none fits."""
+        if len(candidates) == 1:
+            return candidates[0]
+        seconds: dict[int, float] = {}
+        refusal: PlacementError | None = None
+        for sized in candidates:
+            self._surveyor.know(sized.model, sized.feed)
+            surveyed = await self._survey(instruction.generation, instruction.peers, tell=False)
+            try:
+                proposal = await self._offload.run(sized.model.propose, surveyed.offers, surveyed.network)
+            except PlacementError as error:
+                refusal = error
+            else:
+                seconds[sized.feed.microbatch] = proposal.plan.step_seconds
+        if not seconds:
+            raise refusal or PlacementError("there is no size of microbatch to choose from")
+        size = preferred(seconds)
+        _log.info("microbatches have %d samples: seconds a step by size, as measured: %s", size, seconds)
+        return next(sized for sized in candidates if sized.feed.microbatch == size)
 
 
 def _merged(one: Holders, other: Holders) -> Holders:

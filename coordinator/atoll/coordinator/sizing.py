@@ -1,9 +1,11 @@
 """How many samples a microbatch has: as many as the job says, or as suit the peers of the run's first plan.
 
-Theory of operation. Small microbatches fill a pipeline sooner and hold less memory, large ones pay less often for starting work
-and for a link's delay. With ``training.microbatch: auto`` the model is traced once, with sizes that vary, costed at several
-sizes that divide the global batch, and each is planned for; the shortest step decides. Nothing was measured by then, for peers
-measure real microbatches: speeds are what peers said at joining, with what starting work costs on top.
+Theory of operation. Small microbatches fill a pipeline sooner and hold less memory, large ones pay less often for starting
+work, for streaming a stage's weights through the processor and for a link's delay. With ``training.microbatch: auto`` the
+model is traced once, with sizes that vary, costed at several sizes that divide the global batch, and each is planned for.
+Nothing was measured by then, for peers measure real microbatches: speeds are what peers said at joining, with what starting
+work costs on top. So the two sizes with the shortest steps are both measured if they are close, and the larger one is taken
+unless the other is faster by more than predictions err.
 
 The size decides which samples share a sum of gradients, and with that the last bits of the weights. So it is chosen once, and
 every later plan of the run has the same.
@@ -19,7 +21,7 @@ from pathlib import Path
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.planning.network import Network
-from atoll.coordinator.planning.planner import MicrobatchOption, plan_microbatch
+from atoll.coordinator.planning.planner import MicrobatchOption, plan_microbatches
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.traced_model import TracedModel, trace_model, with_sizes_of
 from atoll.protocol.errors import JobError
@@ -34,14 +36,21 @@ WORK_SECONDS = 1e-3
 """What one forward or backward of a stage costs whatever its size: messages, and choosing what comes next."""
 NODE_SECONDS = 2e-5
 """What starting an operator costs whatever its size."""
+CLOSE = 0.1
+"""By how much longer a step may be, by estimate, for its size to be measured as well: estimates know neither how much slower a
+processor is with little work at a time, nor what a microbatch costs for the weights that it passes."""
+WORTH_SMALLER = 0.03
+"""By how much of a step a smaller microbatch must be faster, by prediction: it means more messages, which cost more than is
+predicted wherever processors have other things to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """The model and the data of a run, in microbatches of one size."""
+    """The model and the data of a run, in microbatches of one size. ``step_seconds`` are an estimate, 0 without one."""
 
     model: TracedModel
     feed: Feed
+    step_seconds: float = 0.0
 
 
 class Sizing:
@@ -66,22 +75,45 @@ class Sizing:
         """The parameters and buffers whose state training changes."""
         return self._traced.model.changing
 
-    def choose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Sized:
-        """The size with the shortest step on ``peers``; takes seconds. Raises PlacementError when none fits."""
+    def candidates(self, peers: Sequence[PeerOffer], network: Network | None = None) -> tuple[Sized, ...]:
+        """The size with the shortest step on ``peers`` by estimate, and the next best where it is close; the larger one first.
+        Takes seconds. Raises PlacementError when none fits."""
         if len(self._feeds) == 1:
-            return self._traced
+            return (self._traced,)
         models = {size: with_sizes_of(self._traced.model, feed) for size, feed in self._feeds.items()}
-        options = [
+        plans = plan_microbatches(
             MicrobatchOption(num_samples=size, request=model.request(_with_overhead(model, peers), network))
             for size, model in models.items()
-        ]
-        chosen, planned = plan_microbatch(options)
-        size, seconds = chosen.num_samples, planned.step_seconds
-        _log.info("microbatches have %d samples, of %s: %.3g s a step, by estimate", size, list(models), seconds)
-        feed = self._feeds[size]
-        # A trace for varying sizes says nothing about 1, which operators may treat as a size to repeat.
-        model = trace_model(models[size].job, feed) if size == 1 else models[size]
-        return Sized(model=model, feed=feed)
+        )
+        seconds = {option.num_samples: planned.step_seconds for option, planned in plans}
+        sizes = close_to_best(seconds)
+        _log.info("seconds a step by size of microbatch, as estimated: %s; considered: %s", seconds, sizes)
+        return tuple(_sized(models[size], self._feeds[size], seconds[size]) for size in sizes)
+
+    def choose(self, peers: Sequence[PeerOffer], network: Network | None = None) -> Sized:
+        """The size that estimates alone speak for. Raises PlacementError when none fits."""
+        candidates = {sized.feed.microbatch: sized for sized in self.candidates(peers, network)}
+        return candidates[preferred({size: sized.step_seconds for size, sized in candidates.items()})]
+
+
+def _sized(model: TracedModel, feed: Feed, step_seconds: float) -> Sized:
+    """A trace for varying sizes says nothing about 1, which operators may treat as a size to repeat."""
+    model = trace_model(model.job, feed) if feed.microbatch == 1 else model
+    return Sized(model=model, feed=feed, step_seconds=step_seconds)
+
+
+def close_to_best(seconds: Mapping[int, float]) -> tuple[int, ...]:
+    """Of sizes with the seconds of their steps the best and perhaps one that is close to it, the larger one first. Of equal
+    ones the larger is better."""
+    best, *others = sorted(seconds, key=lambda size: (seconds[size], -size))
+    close = [size for size in others[:1] if seconds[size] <= (1.0 + CLOSE) * seconds[best]]
+    return tuple(sorted((best, *close), reverse=True))
+
+
+def preferred(seconds: Mapping[int, float]) -> int:
+    """Of sizes with the predicted seconds of their steps the largest that none is notably faster than."""
+    fastest = min(seconds.values())
+    return max(size for size in seconds if seconds[size] * (1.0 - WORTH_SMALLER) <= fastest)
 
 
 def open_sizing(job: Job, cache: Path) -> Sizing:

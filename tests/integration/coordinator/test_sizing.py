@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from atoll.coordinator.data.opening import open_feed
-from atoll.coordinator.events import PlanEvent, StepEvent
+from atoll.coordinator.events import MeasurementEvent, PlanEvent, StepEvent
 from atoll.coordinator.planning.network import LinkMeasurement, build_network
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.run_files import JOB, WEIGHTS
-from atoll.coordinator.sizing import MOST_SIZES, Sizing, open_sizing, some_of
+from atoll.coordinator.sizing import MOST_SIZES, Sizing, close_to_best, open_sizing, preferred, some_of
 from atoll.coordinator.traced_model import trace_model, with_sizes_of
 from atoll.protocol.errors import PlacementError
 from atoll.protocol.ids import PeerId
@@ -150,3 +150,26 @@ def test_few_of_many_sizes_are_tried() -> None:
     assert len(few) == MOST_SIZES
     assert (few[0], few[-1]) == (1, 720)
     assert list(few) == sorted(set(few) & set(many))
+
+
+def test_two_sizes_are_measured_where_estimates_are_close() -> None:
+    assert close_to_best({1: 1.0, 2: 1.05, 4: 1.08, 8: 2.0}) == (2, 1)
+    assert close_to_best({1: 1.0, 2: 1.2}) == (1,)
+    assert close_to_best({2: 1.0, 4: 1.0, 8: 1.0}) == (8, 4)
+    assert close_to_best({3: 1.0}) == (3,)
+
+
+def test_a_smaller_microbatch_must_be_notably_faster() -> None:
+    assert preferred({1: 3.70, 2: 3.71}) == 2
+    assert preferred({1: 3.50, 2: 3.71}) == 1
+    assert preferred({1: 3.80, 2: 3.71}) == 2
+
+
+async def test_sizes_that_are_close_are_both_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = tiny_job(tmp_path, steps=1, batch=4, microbatch="auto", plan={"stages": 2})
+    async with coordinated(job, tmp_path / "state") as run:
+        assert (await run.ended()).finished
+    (plan,) = run.told(PlanEvent)
+    assert f"microbatches have {plan.microbatch} samples: seconds a step by size, as measured" in caplog.text
+    segments = [event for event in run.told(MeasurementEvent) if event.what == "segments"]
+    assert sorted(event.peer for event in segments) == sorted({event.peer for event in segments})

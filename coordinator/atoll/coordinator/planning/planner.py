@@ -197,24 +197,18 @@ class MicrobatchOption:
     request: PlanRequest
 
 
-def plan_microbatch(options: Iterable[MicrobatchOption]) -> tuple[MicrobatchOption, Planned]:
-    """The option whose plan has the shortest step; equal ones go to the larger microbatch.
-
-    Raises PlacementError when none fits.
-    """
-    best: tuple[MicrobatchOption, Planned] | None = None
+def plan_microbatches(options: Iterable[MicrobatchOption]) -> tuple[tuple[MicrobatchOption, Planned], ...]:
+    """A plan for each option that fits, the largest microbatch first. Raises PlacementError when none fits."""
+    plans: list[tuple[MicrobatchOption, Planned]] = []
     refusal: PlacementError | None = None
     for option in sorted(options, key=lambda option: -option.num_samples):
         try:
-            planned = plan_placement(option.request)
+            plans.append((option, plan_placement(option.request)))
         except PlacementError as error:
             refusal = error
-            continue
-        if best is None or planned.step_seconds < best[1].step_seconds:
-            best = option, planned
-    if best is None:
+    if not plans:
         raise refusal or PlacementError("there is no size of microbatch to choose from")
-    return best
+    return tuple(plans)
 
 
 def _check_names(peers: tuple[PeerOffer, ...], request: PlanRequest) -> None:

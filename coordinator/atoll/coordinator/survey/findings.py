@@ -84,6 +84,10 @@ class Findings:
             self._told.discard(pair)
         self.dialled = {ends: could for ends, could in self.dialled.items() if frozenset(ends) not in pairs}
 
+    def tell_segments_anew(self) -> None:
+        """What peers need for a model's segments is news again: it is another model."""
+        self._told = {what for what in self._told if isinstance(what, frozenset)}
+
     def is_probed(self, pair: Ends) -> bool:
         """Whether a probe has found the link between these two."""
         return pair in self._results

@@ -85,8 +85,10 @@ class Surveyor:
         self._reach_known, self._relay_allows = settled, relay_allows
 
     def know(self, model: TracedModel, feed: Feed) -> None:
-        """The model is traced, and ``feed`` gives its microbatches."""
-        self._model, self._feed = model, feed
+        """The model is traced, and ``feed`` gives its microbatches. What peers measured for another size stays known."""
+        if model is not self._model:
+            self._model, self._feed, self._measuring = model, feed, None
+            self.findings.tell_segments_anew()
 
     async def links(
         self, generation: Generation, peers: Sequence[PeerOffer], progress: Callable[[str], None] = lambda doing: None

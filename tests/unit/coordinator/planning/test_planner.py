@@ -16,7 +16,14 @@ from atoll.coordinator.planning.changes import even_layouts
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
 from atoll.coordinator.planning.layouts import layout_excess
 from atoll.coordinator.planning.pipeline import StageTimes
-from atoll.coordinator.planning.planner import MicrobatchOption, Planned, PlanRequest, as_plan, plan_microbatch, plan_placement
+from atoll.coordinator.planning.planner import (
+    MicrobatchOption,
+    Planned,
+    PlanRequest,
+    as_plan,
+    plan_microbatches,
+    plan_placement,
+)
 from atoll.coordinator.planning.prediction import BESIDE_COMPUTING, CARRIED_BYTES_PER_SECOND, HANDOVER_SECONDS
 from atoll.coordinator.planning.segments import RAW, MeasuredSeconds, SharedBytes
 from atoll.coordinator.planning.simulator import simulate
@@ -456,7 +463,7 @@ def test_shared_parameters_cost_their_exchange() -> None:
     assert len(together.seats) == 1
 
 
-def test_a_larger_microbatch_is_chosen_where_it_pays() -> None:
+def test_every_size_of_microbatch_is_planned_for() -> None:
     peers = peers_of([1e9, 1e9])
     network = network_of([peer.name for peer in peers], 1e8, 0.2)
     options = []
@@ -466,9 +473,12 @@ def test_a_larger_microbatch_is_chosen_where_it_pays() -> None:
         options.append(
             MicrobatchOption(num_samples=size, request=request_of(segments, slow_start, network, num_microbatches=16 // size))
         )
-    chosen, planned = plan_microbatch(options)
-    assert chosen.num_samples > 1
-    assert planned.step_seconds == min(plan_placement(option.request).step_seconds for option in options)
+    plans = plan_microbatches(options)
+    assert [option.num_samples for option, _ in plans] == [16, 2, 1]
+    assert [planned.step_seconds for _, planned in plans] == [
+        plan_placement(option.request).step_seconds for option, _ in plans
+    ]
+    assert plans[-1][1].step_seconds == max(planned.step_seconds for _, planned in plans)
 
 
 @pytest.mark.parametrize(
