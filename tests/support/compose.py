@@ -54,6 +54,12 @@ class Compose:
         """The ids of a service's containers."""
         return (await self.run("ps", "--quiet", service)).split()
 
+    async def image_bytes(self) -> int:
+        """The size of the image that a container of the coordinator is made from."""
+        (coordinator,) = await self.containers("coordinator")
+        image = (await command("docker", "inspect", "--format", "{{.Image}}", coordinator)).strip()
+        return int(await command("docker", "image", "inspect", "--format", "{{.Size}}", image))
+
     async def left(self) -> list[str]:
         """Containers, networks and volumes of the project that are there."""
         label = f"label=com.docker.compose.project={PROJECT}"
@@ -77,21 +83,27 @@ async def command(*words: str, variables: Mapping[str, str] | None = None, withi
 
 
 def _overlay(job_folder: Path) -> Path:
-    """A compose file that shows the folder to the coordinator, whose user is not ours."""
+    """A compose file that shows the folder, at its own path, to the coordinator, whose user is not ours, and leaves it to the
+    test to start that again."""
     job_folder.chmod(0o755)
     overlay = job_folder / "overlay.yaml"
-    overlay.write_text(yaml.safe_dump({"services": {"coordinator": {"volumes": [f"{job_folder}:/job:ro"]}}}))
+    coordinator = {"volumes": [f"{job_folder}:{job_folder}:ro"], "restart": "no"}
+    overlay.write_text(yaml.safe_dump({"services": {"coordinator": coordinator}}))
     return overlay
 
 
 @asynccontextmanager
-async def composed(job_folder: Path, *, job: str, variables: Mapping[str, str]) -> AsyncIterator[Compose]:
-    """The swarm of docker/compose.yaml with a job of ours; nothing is left of it afterwards."""
+async def composed(job: Path, variables: Mapping[str, str]) -> AsyncIterator[Compose]:
+    """The swarm of docker/compose.yaml with a job of ours, which finds what lies beside it; nothing is left of it. Where the
+    test fails, what the containers said last is printed."""
     words = engine_or_skip()
-    compose = Compose(words, [FILE, _overlay(job_folder)], {"ATOLL_JOB": f"/job/{job}", **variables})
+    compose = Compose(words, [FILE, _overlay(job.parent)], {"ATOLL_JOB": str(job), **variables})
     await compose.run("build", "coordinator", within_seconds=BUILD_SECONDS)
     try:
         yield compose
+    except BaseException:
+        print(await compose.run("logs", "--tail", "20"))
+        raise
     finally:
         await compose.run("down", "--volumes", "--timeout", "20")
 
