@@ -35,6 +35,7 @@ CODECS = (
     "int3",
     "int2",
     "transform",
+    "transform-1.75",
     "transform-1.5",
     "transform-1",
     "transform-0.7",

@@ -40,6 +40,7 @@ _MAKERS: Mapping[str, Callable[[Masks, Bases], Codec]] = {
     "int3": lambda *_: BlockCodec("int3", bits=3, block=64, rotated=True),
     "int2": lambda *_: BlockCodec("int2", bits=2, block=64, rotated=True),
     "transform": lambda _, bases: TransformCodec("transform", bits=2.0, most_error=0.01, bases=bases),
+    "transform-1.75": lambda _, bases: TransformCodec("transform-1.75", bits=1.75, most_error=0.015, bases=bases),
     "transform-1.5": lambda _, bases: TransformCodec("transform-1.5", bits=1.5, most_error=0.02, bases=bases),
     "transform-1": lambda _, bases: TransformCodec("transform-1", bits=1.0, most_error=0.04, bases=bases),
     "transform-0.7": lambda _, bases: TransformCodec("transform-0.7", bits=0.7, most_error=0.06, bases=bases),

@@ -7,6 +7,7 @@ LADDER = (
     "bf16",
     "int8",
     "transform",
+    "transform-1.75",
     "transform-1.5",
     "transform-1",
     "int4",
@@ -17,7 +18,7 @@ LADDER = (
 )
 """All codecs that may be chosen from link by link, by what they have cost models that were trained through them, the least
 first."""
-LAST_BY_ITSELF = "transform"
+LAST_BY_ITSELF = "transform-1.75"
 """Those that follow are used only where a job asks for them, for what they cost shows in the loss of many models."""
 OTHERS = ("fp32", "fp16", "topk-10", "topk-1", "delta-4", "delta-2")
 """Those that a job may name and nobody chooses by himself: baselines, and what suits some jobs alone."""

@@ -90,6 +90,7 @@ CLAIMS = {
     "int3": Claim(within=blockwise(3.5, rotated=True), squared_error=5e-2, steps=3.5),
     "int2": Claim(within=blockwise(1.5, rotated=True), squared_error=0.27, steps=1.5),
     "transform": Claim(within=altogether(0.41), squared_error=0.12),
+    "transform-1.75": Claim(within=altogether(0.6), squared_error=0.18),
     "transform-1.5": Claim(within=altogether(0.8), squared_error=0.27),
     "transform-1": Claim(within=altogether(1.0), squared_error=0.55),
     "transform-0.7": Claim(within=altogether(1.0), squared_error=0.7),

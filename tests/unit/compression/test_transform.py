@@ -19,7 +19,14 @@ from atoll.protocol.ids import MicrobatchIndex
 from atoll.protocol.messages import Message
 from support.messages import key_of
 
-BITS = {"transform": 2.0, "transform-1.5": 1.5, "transform-1": 1.0, "transform-0.7": 0.7, "transform-0.5": 0.5}
+BITS = {
+    "transform": 2.0,
+    "transform-1.75": 1.75,
+    "transform-1.5": 1.5,
+    "transform-1": 1.0,
+    "transform-0.7": 0.7,
+    "transform-0.5": 0.5,
+}
 HEADER, PIECE = struct.Struct("<BIf"), struct.Struct("<IHIII")
 CARRIES_A_PIECE = 8
 

@@ -124,8 +124,8 @@ def test_the_examples_are_valid() -> None:
         (
             "network.compression={forward: raw, backward: gzip}",
             "network.compression.backward: 'gzip' is not a codec of this version; choose 'auto', 'raw', 'bf16', 'int8', "
-            "'transform', 'transform-1.5', 'transform-1', 'int4', 'transform-0.7', 'transform-0.5', 'int3', 'int2', 'fp32', "
-            "'fp16', 'topk-10', 'topk-1', 'delta-4', 'delta-2' or 'adatopk'",
+            "'transform', 'transform-1.75', 'transform-1.5', 'transform-1', 'int4', 'transform-0.7', 'transform-0.5', 'int3', "
+            "'int2', 'fp32', 'fp16', 'topk-10', 'topk-1', 'delta-4', 'delta-2' or 'adatopk'",
         ),
         (
             "durability.snapshot_every=0",
