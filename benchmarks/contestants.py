@@ -68,9 +68,9 @@ class Processes:
         return process
 
     @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
+    def limited(self, seconds: float = LIMIT_SECONDS) -> Iterator[None]:
         """Ends every process after the limit, so that no read from one waits for ever, and at the end in any case."""
-        timer = threading.Timer(LIMIT_SECONDS, self.kill)
+        timer = threading.Timer(seconds, self.kill)
         timer.start()
         patience = 0.0
         try:
