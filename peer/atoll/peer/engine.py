@@ -167,7 +167,7 @@ class Engine:
             if (refusal := refusal_of_sender(assignment, peer, header.key)) is not None:
                 return refusal
             if header.key.kind in BETWEEN_REPLICAS:
-                return averager.refusal(header)
+                return averager.refusal(peer, header)
             return boundaries.refusal(header.key, [tensor.name for tensor in header.tensors])
 
         passable = await self.tunnels.passable(assignment)

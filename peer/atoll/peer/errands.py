@@ -18,7 +18,7 @@ from atoll.peer.stage.events import GradientsReady
 from atoll.peer.stage.memory_use import MemoryUse
 from atoll.peer.state.borrowing import borrow_state
 from atoll.peer.state.transfer import fetch_state, store_state
-from atoll.protocol.errors import AtollError, LinkError, RoundFailed
+from atoll.protocol.errors import AtollError, Implausible, LinkError, RoundFailed
 from atoll.protocol.ids import MicrobatchIndex, PeerId
 from atoll.protocol.messages import Kind, MessageKey
 from atoll.protocol.pacing import Pacer
@@ -98,8 +98,9 @@ class Errands:
         """This peer's gradients, with those of the other replicas of its stage."""
         try:
             self._engine.post(await self._engine.sum_up(ready))
-        except RoundFailed as error:
-            accused = LinkError(error.suspects[0], str(error)) if error.suspects else error
+        except (RoundFailed, Implausible) as error:
+            suspects = error.suspects if isinstance(error, RoundFailed) else ()
+            accused = LinkError(suspects[0], str(error)) if suspects else error
             fault = fault_of(accused, doing="summing gradients with other replicas")
             self._feed(ShellFault(generation=ready.generation, fault=fault))
 

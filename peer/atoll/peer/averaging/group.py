@@ -71,7 +71,7 @@ class ReplicaGroup:
             self._low_rank = LowRankAverager(self._averager, rank=settings.rank or 1, seed=self._assignment.run_seed)
 
     async def sum_up(self, generation: Generation, step: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of all replicas, summed. Raises RoundFailed."""
+        """The gradients of all replicas, summed. Raises RoundFailed, and Implausible for what no honest replica sends."""
         task = asyncio.get_running_loop().create_task(self._sum(self._round(generation, step), gradients))
         self._summing.add(task)
         task.add_done_callback(self._summing.discard)
@@ -85,6 +85,7 @@ class ReplicaGroup:
 
     def committed(self) -> None:
         """The step whose gradients were summed has happened."""
+        self.links.committed()
         if self._low_rank is not None:
             self._low_rank.commit()
 

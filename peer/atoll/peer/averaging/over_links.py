@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from atoll.peer.averaging.averager import Round, weighted_sum
+from atoll.peer.stage.plausibility import Plausibility
 from atoll.protocol.errors import RoundFailed
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StageIndex, StepNumber
@@ -31,6 +32,9 @@ LOOK_SECONDS = 1.0
 """Whether anybody is silent is looked at this often."""
 MOST_BLOCKS = 3
 """Under way at a time, so that one block's sums are on their way while the next one's parts are; it bounds the memory, too."""
+MOST_WAITING = 16
+"""Messages of one member that nobody here waits for yet. One that is ahead has sent the parts and the sums of as many blocks as
+are under way, for each needs a word from here, and maybe the parts of the next step and two words."""
 
 
 class LinksAverager:
@@ -53,9 +57,10 @@ class LinksAverager:
         self._chaos = chaos or FaultPoints()
         self._slots: dict[tuple[PeerId, MessageKey], asyncio.Future[Tensor]] = {}
         self._numbered: tuple[tuple[int, int], int] = (0, 0), 0
+        self._plausibility = Plausibility()
 
-    def refusal(self, header: MessageHeader) -> str | None:
-        """Why a replica's message with this header is not expected; None when it is."""
+    def refusal(self, sender: PeerId, header: MessageHeader) -> str | None:
+        """Why a message of another replica with this header is not expected; None when it is."""
         if (header.key.source, header.key.target) != (self._stage, self._stage):
             return f"it is between stages {header.key.source} and {header.key.target}, this is stage {self._stage}"
         shapes = [(tensor.name, tensor.dtype, len(tensor.shape)) for tensor in header.tensors]
@@ -64,6 +69,9 @@ class LinksAverager:
             return None if brief else f"what replicas say to each other is at most {MOST_BYTES} bytes"
         if shapes != [(TENSOR, torch.float32, 1)] or header.tensors[0].shape[0] > BLOCK_VALUES:
             return "a part of a sum is one row of at most a million fp32 values"
+        waiting = sum(peer == sender and slot.done() for (peer, _), slot in self._slots.items())
+        if waiting >= MOST_WAITING:
+            return f"{waiting} messages of {sender} wait here that nobody has asked for"
         return None
 
     def arrived(self, sender: PeerId, message: Message) -> None:
@@ -75,8 +83,13 @@ class LinksAverager:
     def advance(self, generation: Generation) -> None:
         """What is of older generations is of no use any more."""
         self._generation = generation
+        self._plausibility.dropped()
         for place in [place for place in self._slots if place[1].generation < generation]:
             self._slots.pop(place).cancel()
+
+    def committed(self) -> None:
+        """The step whose gradients were summed has happened."""
+        self._plausibility.committed()
 
     @property
     def address(self) -> str:
@@ -159,7 +172,8 @@ class LinksAverager:
         return first
 
     async def _from(self, round: Round, key: MessageKey, members: Sequence[int], length: int | None) -> dict[int, Tensor]:
-        """What these members sent, of a ``length`` that is known; raises RoundFailed when one of them is silent."""
+        """What these members sent, of a ``length`` that is known; raises RoundFailed when one of them is silent, Implausible
+        for what no honest member sends."""
         slots = {index: self._slot(round.members[index].peer, key) for index in members}
         while not all(slot.done() for slot in slots.values()):
             await asyncio.wait(slots.values(), timeout=min(LOOK_SECONDS, round.deadline_seconds))
@@ -176,6 +190,9 @@ class LinksAverager:
         wrong = tuple(round.members[index].peer for index, size in sizes.items() if size != length)
         if wrong:
             raise RoundFailed(f"{', '.join(wrong)} sent another number of gradients", wrong)
+        if key.kind is not Kind.AGREEMENT:
+            for index, values in found.items():
+                self._plausibility.check_weights(key.kind, round.members[index].peer, "of a sum of gradients", values)
         return found
 
     def _slot(self, peer: PeerId, key: MessageKey) -> asyncio.Future[Tensor]:

@@ -9,6 +9,9 @@ less than ten, in bad ones by some hundred; gradients more, for they shrink with
 heart meets one wrong label with a gradient a hundred thousand times the usual. So a value is refused that is beyond the middle
 of the last steps by ``Bound.usual`` bits, and beyond the largest of all by ``Bound.ever``. Smaller ones never are: zeros are
 what a layer gives that starts with zeros, and what is masked. Whoever stays within the bounds is not found out.
+
+Gradients of weights are sums that nobody looks at before they are sent: one that is not finite may come of honest training, and
+voids the step by its norm. So of these only the size counts.
 """
 
 from __future__ import annotations
@@ -40,7 +43,14 @@ class Bound:
     ever: float
 
 
-BOUNDS = {Kind.ACTIVATION: Bound(usual=12.0, ever=6.0), Kind.GRADIENT: Bound(usual=20.0, ever=10.0)}
+_GRADIENTS = Bound(usual=20.0, ever=10.0)
+BOUNDS = {
+    Kind.ACTIVATION: Bound(usual=12.0, ever=6.0),
+    Kind.GRADIENT: _GRADIENTS,
+    Kind.TIED_GRADIENT: _GRADIENTS,
+    Kind.PART: _GRADIENTS,
+    Kind.TOTAL: _GRADIENTS,
+}
 
 
 @dataclass(slots=True)
@@ -56,7 +66,7 @@ class Plausibility:
     """Of one peer's stage after another: values have the same names under any cut."""
 
     def __init__(self) -> None:
-        self._histories: dict[tuple[Kind, ValueReference], _History] = {}
+        self._histories: dict[tuple[Kind, ValueReference | str], _History] = {}
 
     def check(
         self, kind: Kind, sender: PeerId, values: Mapping[ValueReference, Tensor], only: Iterable[ValueReference]
@@ -72,6 +82,13 @@ class Plausibility:
             if size > 0.0:
                 self._compare(kind, sender, value, math.log2(size), what)
 
+    def check_weights(self, kind: Kind, sender: PeerId, name: str, gradient: Tensor) -> None:
+        """Looks at what is to be a part of the gradient of weights. Raises Implausible."""
+        size = _root_mean_square(gradient)
+        if 0.0 < size < math.inf:
+            what = f"the {kind.name.lower().replace('_', ' ')} {name}".rstrip()
+            self._compare(kind, sender, name, math.log2(size), what)
+
     def committed(self) -> None:
         """The open step has happened."""
         for history in self._histories.values():
@@ -85,7 +102,7 @@ class Plausibility:
         for history in self._histories.values():
             history.open = -math.inf
 
-    def _compare(self, kind: Kind, sender: PeerId, value: ValueReference, size: float, what: str) -> None:
+    def _compare(self, kind: Kind, sender: PeerId, value: ValueReference | str, size: float, what: str) -> None:
         history = self._histories.setdefault((kind, value), _History())
         if len(history.sizes) >= WARMING_STEPS:
             bound, usual = BOUNDS[kind], median(history.sizes)

@@ -248,7 +248,11 @@ class StepRun:
         for source in sorted(boundaries.tied_stages):
             sender, message = self._take(Kind.TIED_GRADIENT, MicrobatchIndex(0), source)
             with _blaming(sender):
-                tied |= boundaries.read_tied(message.tensors)
+                gradients = boundaries.read_tied(message.tensors)
+            assert sender is not None, "only peers send what is computed"
+            for name, gradient in gradients.items():
+                self._with.plausibility.check_weights(Kind.TIED_GRADIENT, sender, name, gradient)
+            tied |= gradients
         started = self._with.clock()
         squared_norms = self._with.stage.finish(tied)
         self._worked("summing up", None, started)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
 from atoll.peer.averaging import over_links
 from atoll.peer.averaging.averager import weighted_sum
-from atoll.protocol.errors import RoundFailed
+from atoll.peer.stage.plausibility import WARMING_STEPS
+from atoll.protocol.errors import Implausible, RoundFailed
 from atoll.protocol.ids import Generation, MicrobatchIndex, StageIndex, StepNumber
-from atoll.protocol.messages import Kind, MessageHeader, MessageKey, TensorHeader
+from atoll.protocol.messages import Kind, Message, MessageHeader, MessageKey, TensorHeader
 from support.wires import NAMES, Wires, round_of
 
 
@@ -97,6 +99,55 @@ async def test_other_messages_are_refused(stage: int, dtype: torch.dtype, shape:
         source=StageIndex(stage),
         target=StageIndex(stage),
     )
+    assert averager.refusal(NAMES[1], header_of(key, dtype, shape))
+
+
+def header_of(key: MessageKey, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (4,)) -> MessageHeader:
     tensor = TensorHeader(name="values", dtype=dtype, shape=shape, codec="raw", num_bytes=8)
-    header = MessageHeader(key=key, tensors=(tensor,), numbers={}, num_bytes=8, checksum=0)
-    assert averager.refusal(header)
+    return MessageHeader(key=key, tensors=(tensor,), numbers={}, num_bytes=8, checksum=0)
+
+
+def part(number: int, step: int = 7) -> MessageKey:
+    return MessageKey(
+        generation=Generation(3),
+        step=StepNumber(step),
+        microbatch=MicrobatchIndex(number),
+        kind=Kind.PART,
+        source=StageIndex(1),
+        target=StageIndex(1),
+    )
+
+
+async def test_a_member_may_not_send_ever_more_that_nobody_waits_for() -> None:
+    averager = Wires(NAMES[:3]).averagers[NAMES[0]]
+    for number in range(over_links.MOST_WAITING):
+        assert averager.refusal(NAMES[1], header_of(part(number))) is None
+        averager.arrived(NAMES[1], Message(key=part(number), tensors=(("values", torch.ones(4)),)))
+    assert "nobody has asked for" in str(averager.refusal(NAMES[1], header_of(part(10**6))))
+    assert averager.refusal(NAMES[2], header_of(part(0))) is None, "another one has sent nothing yet"
+    averager.advance(Generation(4))
+    assert averager.refusal(NAMES[1], header_of(part(0))) is None, "what waited is of no use any more, and gone"
+
+
+async def test_a_part_that_no_honest_member_sends_is_refused_and_its_sender_named() -> None:
+    names = NAMES[:2]
+    wires = Wires(names)
+
+    async def step(number: int, *sizes: float) -> list[list[torch.Tensor] | BaseException]:
+        rounds = [
+            wires.averagers[name].average(replace(round_of(names, own), step=number), [torch.full((8,), sizes[own])])
+            for own, name in enumerate(names)
+        ]
+        return await asyncio.wait_for(asyncio.gather(*rounds, return_exceptions=True), 20.0)
+
+    for number in range(WARMING_STEPS):
+        assert not [one for one in await step(number, 1.0, 1.0) if isinstance(one, BaseException)]
+        for averager in wires.averagers.values():
+            averager.committed()
+    honest = asyncio.create_task(
+        wires.averagers[names[0]].average(replace(round_of(names, 0), step=WARMING_STEPS), [torch.ones(8)])
+    )
+    wires.carry(names[1], names[0], Message(key=part(0, WARMING_STEPS), tensors=(("values", torch.full((4,), 1e12)),)))
+    with pytest.raises(Implausible, match="times as large as in the last 8 steps") as found:
+        await asyncio.wait_for(honest, 20.0)
+    assert found.value.peer == names[1]

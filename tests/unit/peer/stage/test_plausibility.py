@@ -64,6 +64,19 @@ def test_nothing_finite_is_refused_while_little_is_known(kind: Kind) -> None:
     send(watched, 1e30, kind)
 
 
+def test_gradients_of_weights_are_judged_by_their_size_alone() -> None:
+    """A sum of gradients may overflow with nobody to blame: the step is void by its norm then."""
+    watched = Plausibility()
+    for _ in range(WARMING_STEPS):
+        watched.check_weights(Kind.TIED_GRADIENT, ANN, "embedding@3:0", torch.ones(4))
+        watched.committed()
+    watched.check_weights(Kind.TIED_GRADIENT, ANN, "embedding@3:0", torch.full((4,), math.nan))
+    watched.check_weights(Kind.TIED_GRADIENT, ANN, "another@3:0", torch.full((4,), 1e12))
+    with pytest.raises(Implausible, match="the tied gradient embedding@3:0 that it sent is") as found:
+        watched.check_weights(Kind.TIED_GRADIENT, ANN, "embedding@3:0", torch.full((4,), 1e12))
+    assert found.value.peer == ANN
+
+
 def test_numbers_whose_squares_are_too_large_are_finite() -> None:
     send(Plausibility(), 1e30)
     watched = after_steps(Kind.ACTIVATION, [1e25] * WARMING_STEPS)
