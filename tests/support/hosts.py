@@ -26,6 +26,17 @@ from support.waiting import assert_eventually
 
 HOSTS_VARIABLE = "ATOLL_TEST_HOSTS"
 
+_SILENT = 3
+_DIAL = f"""
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=3.0).close()
+except TimeoutError:
+    sys.exit({_SILENT})
+except OSError:
+    pass
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
@@ -41,13 +52,33 @@ class Host:
         _, errors = await asyncio.wait_for(process.communicate(), 20.0)
         assert process.returncode == 0, f"{' '.join(words)} on {self.name}: {errors.decode()}"
 
+    async def hears_nothing_of(self, other: Host) -> bool:
+        """Whether a connection from here to there is neither accepted nor refused."""
+        process = await asyncio.create_subprocess_exec(*self.exec, sys.executable, "-c", _DIAL, other.address)
+        return await asyncio.wait_for(process.wait(), 20.0) == _SILENT
+
 
 def hosts_for_test(count: int) -> list[Host]:
     """So many hosts; skips the test, with the reason, where there are fewer."""
+    hosts = _hosts()
+    if len(hosts) < count:
+        pytest.skip(f"it wants {count} hosts in {HOSTS_VARIABLE}, there are {len(hosts)}")
+    return hosts[:count]
+
+
+async def closed_hosts_for_test(count: int) -> list[Host]:
+    """One host, and so many to which it cannot connect; skips the test, with the reason, where there are fewer."""
+    first, *others = hosts_for_test(1 + count)[:1] + _hosts()[1:]
+    answers = await asyncio.gather(*(first.hears_nothing_of(other) for other in others))
+    closed = [host for host, silent in zip(others, answers, strict=True) if silent]
+    if len(closed) < count:
+        pytest.skip(f"it wants {count} hosts in {HOSTS_VARIABLE} that accept no connection, there are {len(closed)}")
+    return [first, *closed[:count]]
+
+
+def _hosts() -> list[Host]:
     entries = json.loads(os.environ.get(HOSTS_VARIABLE, "[]"))
-    if len(entries) < count:
-        pytest.skip(f"it wants {count} hosts in {HOSTS_VARIABLE}, there are {len(entries)}")
-    return [Host(name=item["name"], address=item["address"], exec=tuple(item["exec"])) for item in entries[:count]]
+    return [Host(name=item["name"], address=item["address"], exec=tuple(item["exec"])) for item in entries]
 
 
 @asynccontextmanager
@@ -62,29 +93,36 @@ async def cut(one: Host, other: Host) -> AsyncIterator[None]:
 
 
 class HostedRun(LocalSwarm):
-    """`atoll run --json` on one host and peers on others."""
+    """`atoll run --json` on one host and peers on others; ``address`` is where the coordinator is to listen."""
 
-    def __init__(self, process: asyncio.subprocess.Process, state: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, state: Path, address: str) -> None:
         super().__init__(process, state)
-        self._peers: list[asyncio.subprocess.Process] = []
+        self._address = address
+        self._peers: dict[str, asyncio.subprocess.Process] = {}
 
-    async def join(self, host: Host, name: str, coordinator: str, log: Path) -> None:
-        """A peer on ``host``."""
-        words = [sys.executable, "-m", "atoll.peer", "join", coordinator, "--name", name, "--threads", "1"]
+    async def join(self, host: Host) -> None:
+        """A peer on ``host``, of its name; again as who it was, where there was one."""
+        name, log = host.name, self.state.parent / f"{host.name}.log"
+        words = [sys.executable, "-m", "atoll.peer", "join", self._address, "--name", name, "--threads", "1"]
         words += ["--cache", str(self.state.parent / f"cache-{name}")]
         token = invite_for_swarm(self.state)
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *host.exec, *words, env=environment(ATOLL_TOKEN=token), stdout=output, stderr=output, start_new_session=True
             )
-        self._peers.append(process)
+        self._peers[name] = process
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL for a peer and whatever it has started."""
+        process = self._peers.pop(name)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
     async def close(self) -> None:
-        for process in self._peers:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        for name in tuple(self._peers):
+            await self.kill(name)
         await super().close()
 
 
@@ -99,11 +137,11 @@ async def hosted_run(job: Path, state: Path, coordinator: Host, peers: Sequence[
         process = await asyncio.create_subprocess_exec(
             *coordinator.exec, *words, env=environment(), stdout=asyncio.subprocess.PIPE, stderr=log, limit=2**20
         )
-    run = HostedRun(process, state)
+    run = HostedRun(process, state, address)
     try:
         await assert_eventually(lambda: read_address(state) is not None, within_seconds=SWARM_SECONDS)
         for host in peers:
-            await run.join(host, host.name, address, state.parent / f"{host.name}.log")
+            await run.join(host)
         yield run
     finally:
         await run.close()

@@ -94,6 +94,7 @@ class Proposing:
         previous = instruction.previous
         if previous is None or instruction.broken:
             return None
+        await self._surveyor.reach_known(instruction.peers)  # else those that just came back are dialled in vain
         with contextlib.suppress(PlacementError):
             same = await self._offload.run(model.as_before, instruction.peers, previous)
             if same is not None:

@@ -125,6 +125,10 @@ class Surveyor:
             shown=frozenset(pair for pair in again if self.findings.is_probed(pair)),
         )
 
+    async def reach_known(self, peers: Iterable[PeerOffer]) -> None:
+        """Returns when it is known who of these can be dialled, or has taken too long to find out."""
+        await self._reach_known([offer.name for offer in peers])
+
     def knows(self, peer: PeerId) -> bool:
         """Whether there is nothing more to ask the peer about the model."""
         return self._survey is not None and self._survey.knows(peer)
