@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from atoll.coordinator.planning.network import Network
+from atoll.coordinator.planning.network import Network, Relayed
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.sessions.membership import Member
 from atoll.protocol.ids import PeerId
@@ -18,8 +19,10 @@ def fleet_reply(
     measured: Mapping[PeerId, Sequence[session_pb2.Measured]],
     network: Network,
     round_trips: Mapping[PeerId, float],
+    trusted: Container[PeerId] = frozenset(),
 ) -> operator_pb2.FleetReply:
-    """The answer for ``members``; ``network`` knows them all, ``round_trips`` says how far they are from the coordinator."""
+    """The answer for ``members``; ``network`` knows them all, ``round_trips`` says how far they are from the coordinator, and
+    ``trusted`` whom the operator invited as such."""
     present = tuple(members)
     own = network.select([member.name for member in present])
     links = [
@@ -29,16 +32,23 @@ def fleet_reply(
             bytes_per_second=float(own.rate[one, other]),
             latency_seconds=float(own.latency[one, other]),
             estimated=bool(own.estimated[one, other]),
+            relayed=frozenset((source, target)) in own.relayed.pairs,
         )
         for one, source in enumerate(own.names)
         for other, target in enumerate(own.names)
         if one != other
     ]
-    peers = [_peer(member, measured.get(member.name, ()), round_trips.get(member.name, 0.0)) for member in present]
-    return operator_pb2.FleetReply(peers=peers, links=links)
+    peers = [
+        _peer(member, measured.get(member.name, ()), round_trips.get(member.name, 0.0), trusted=member.name in trusted)
+        for member in present
+    ]
+    relay = own.relayed.bytes_per_second
+    return operator_pb2.FleetReply(peers=peers, links=links, relay_bytes_per_second=relay if math.isfinite(relay) else 0.0)
 
 
-def _peer(member: Member, measured: Sequence[session_pb2.Measured], round_trip: float) -> operator_pb2.FleetPeer:
+def _peer(
+    member: Member, measured: Sequence[session_pb2.Measured], round_trip: float, *, trusted: bool
+) -> operator_pb2.FleetPeer:
     said = member.introduction
     return operator_pb2.FleetPeer(
         name=said.name,
@@ -52,6 +62,7 @@ def _peer(member: Member, measured: Sequence[session_pb2.Measured], round_trip: 
         max_download_bytes_per_second=said.max_download_bytes_per_second or 0.0,
         measured=measured,
         coordinator_round_trip_seconds=round_trip,
+        trusted=trusted,
     )
 
 
@@ -67,6 +78,7 @@ def offers_in(reply: operator_pb2.FleetReply) -> tuple[PeerOffer, ...]:
             cores=peer.cores,
             threads=peer.threads,
             coordinator_round_trip_seconds=peer.coordinator_round_trip_seconds,
+            vouched=peer.trusted,
         )
         for peer in reply.peers
     )
@@ -93,4 +105,8 @@ def network_in(reply: operator_pb2.FleetReply) -> Network:
         upload=np.array([peer.max_upload_bytes_per_second or np.inf for peer in reply.peers]),
         download=np.array([peer.max_download_bytes_per_second or np.inf for peer in reply.peers]),
         estimated=estimated,
+        relayed=Relayed(
+            pairs=frozenset(frozenset((PeerId(link.source), PeerId(link.target))) for link in reply.links if link.relayed),
+            bytes_per_second=reply.relay_bytes_per_second or math.inf,
+        ),
     )

@@ -187,7 +187,8 @@ class Coordinator:
         findings = self._surveyor.findings
         measured = {member.name: findings.kinds(member.name) for member in members}
         round_trips = {member.name: findings.coordinator_round_trip_seconds(member.name) for member in members}
-        return fleet_reply(members, measured, self._surveyor.network(), round_trips)
+        trusted = frozenset() if self._identity is None else frozenset(map(PeerId, self._identity.register.trusted()))
+        return fleet_reply(members, measured, self._surveyor.network(), round_trips, trusted)
 
     async def export(self) -> operator_pb2.ExportReply:
         """Write the weights of the last committed step to a file. Raises RunFailed when there are none."""

@@ -49,6 +49,7 @@ def find_bottleneck(
         *_updating(peers, pipeline, simulation.step_seconds),
         *_links(peers, pipeline, simulation),
         *_lines(peers, pipeline, simulation.step_seconds),
+        *_relay(peers, pipeline, simulation.step_seconds),
         *_averaging(peers, pipeline, simulation),
     ]
     busiest = max(found, key=lambda one: one.busy_share)
@@ -157,6 +158,25 @@ def _lines(peers: tuple[PeerId, ...], pipeline: Pipeline, step: float) -> list[B
             stage = pipeline.stage_of[seat]
             found.append(Bottleneck(kind=BottleneckKind.LINE, stage=stage, busy_share=share, sentence=sentence))
     return found
+
+
+def _relay(peers: tuple[PeerId, ...], pipeline: Pipeline, step: float) -> list[Bottleneck]:
+    """The coordinator's line, where several pairs meet there."""
+    sent, pairs = 0.0, []
+    for link, ends, load in zip(pipeline.links, pipeline.ends, pipeline.loads, strict=True):
+        if ends in pipeline.relayed:
+            sent += load * (link.forward.num_bytes + link.backward.num_bytes)
+            pairs.append(ends)
+    share = sent / pipeline.relay_bytes_per_second / step
+    if not share:
+        return []
+    between = ", ".join(f"{peers[one]} - {peers[other]}" for one, other in pairs)
+    sentence = (
+        f"the coordinator's line at {format_rate(pipeline.relay_bytes_per_second)}, through which {between} go because neither "
+        f"of them can be dialled, {_busy(share, step)}; open a port at one of each"
+    )
+    stage = pipeline.stage_of[pairs[0][0]]
+    return [Bottleneck(kind=BottleneckKind.LINE, stage=stage, busy_share=share, sentence=sentence)]
 
 
 def _averaging(peers: tuple[PeerId, ...], pipeline: Pipeline, simulation: Simulation) -> list[Bottleneck]:

@@ -192,6 +192,7 @@ def _with_twin(network: Network, name: PeerId, twin: PeerId) -> Network:
         upload=network.upload[order],
         download=network.download[order],
         estimated=estimated,
+        relayed=network.relayed,
     )
 
 

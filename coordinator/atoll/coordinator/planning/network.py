@@ -6,6 +6,7 @@ peer's upload and download bound all its connections together. How the estimates
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,15 @@ class PeerLine:
     location: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relayed:
+    """The ``pairs`` of peers whose connections go through the coordinator. Each byte of them comes in there and goes out, so
+    all of them together get ``bytes_per_second``, the slower direction of its line; infinite where that is not known."""
+
+    pairs: frozenset[frozenset[PeerId]] = frozenset()
+    bytes_per_second: float = math.inf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Network:
     """``rate[i, j]`` and ``latency[i, j]`` from peer ``names[i]`` to peer ``names[j]``; ``estimated`` where the rate was
@@ -58,6 +68,7 @@ class Network:
     upload: Matrix
     download: Matrix
     estimated: npt.NDArray[np.bool_]
+    relayed: Relayed = Relayed()
 
     def __post_init__(self) -> None:
         count = len(self.names)
@@ -76,6 +87,7 @@ class Network:
             upload=self.upload[index],
             download=self.download[index],
             estimated=self.estimated[pairs],
+            relayed=self.relayed,
         )
 
 

@@ -129,7 +129,8 @@ class Group:
 class Pipeline:
     """One step. ``stages`` has an entry for each seat, in the order of the stages. ``groups`` has one for each stage, None
     where a single peer has it; empty where that is so everywhere. ``links`` join the seats of ``ends``. ``commit_seconds`` is
-    what the coordinator takes from the last seat's report until it sends its word."""
+    what the coordinator takes from the last seat's report until it sends its word. All that goes between seats of ``relayed``
+    pairs shares ``relay_bytes_per_second``."""
 
     stages: tuple[StageTimes, ...]
     links: tuple[Link, ...]
@@ -137,6 +138,8 @@ class Pipeline:
     exchanges: tuple[Exchange, ...] = ()
     commit_seconds: float = 0.0
     groups: tuple[Group | None, ...] = ()
+    relayed: frozenset[tuple[int, int]] = frozenset()
+    relay_bytes_per_second: float = math.inf
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1 or any(stage.in_flight < 1 for stage in self.stages):

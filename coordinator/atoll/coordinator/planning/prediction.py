@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -231,6 +232,21 @@ class Predictor:
             exchanges=self._exchanges(layout),
             commit_seconds=self.constraints.commit_seconds,
             groups=self._groups(layout, crossing.deals) if layout.helpers else (),
+            relayed=self._relayed(places),
+            relay_bytes_per_second=self.network.relayed.bytes_per_second,
+        )
+
+    def _relayed(self, places: Sequence[Seat]) -> frozenset[tuple[int, int]]:
+        """Between which seats the coordinator's line lies."""
+        pairs = self.network.relayed.pairs
+        if not pairs:
+            return frozenset()
+        names = [self.network.names[seat.peer] for seat in places]
+        return frozenset(
+            (one, other)
+            for other in range(len(names))
+            for one in range(other)
+            if frozenset((names[one], names[other])) in pairs
         )
 
     def _groups(self, layout: Layout, deals: tuple[tuple[int, ...], ...]) -> tuple[Group | None, ...]:

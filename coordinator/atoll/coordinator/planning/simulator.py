@@ -364,10 +364,13 @@ def _connect(pipeline: Pipeline, sums: Sequence[tuple[int, int, Transfer]]) -> l
     for source, target, part in sums:
         connections.append(Connection(len(connections), part, urgent=False))
         ends.append((source, target))
+    relay = Resource(pipeline.relay_bytes_per_second)
     serial = {user.index for medium in media if medium.exclusive for user in medium.users}
     for connection, (source, target) in zip(connections, ends, strict=True):
         if connection.index not in serial:
             uplinks[source].users.append(connection)
             downlinks[target].users.append(connection)
-    Wires.settle([*media, *uplinks, *downlinks])
+            if (min(source, target), max(source, target)) in pipeline.relayed:
+                relay.users.append(connection)
+    Wires.settle([*media, *uplinks, *downlinks, relay])
     return connections

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, build_network
+from atoll.coordinator.planning.network import LinkMeasurement, Network, PeerLine, Relayed, build_network
 from atoll.coordinator.survey.probe_schedule import ProbePair, ProbeParty
 from atoll.protocol.ids import PeerId
 from atoll.protocol.v1 import session_pb2
@@ -108,9 +108,34 @@ def probed_network(
 
     ``traffic`` gives the bytes a second that real traffic has shown from one peer to another; it takes a probe's place.
     """
-    parties = tuple(parties)
+    parties, results = tuple(parties), tuple(results)
     measurements = [*link_measurements(results)]
     lines = peer_lines(parties, measurements)
+    relayed = relayed_pairs(parties, results, measurements)
     for (source, target), rate in (traffic or {}).items():
         measurements.append(LinkMeasurement(source=source, target=target, bytes_per_second=rate))
-    return build_network((*lines, THE_COORDINATOR), measurements, lines).select(tuple(lines))
+    network = build_network((*lines, THE_COORDINATOR), measurements, lines).select(tuple(lines))
+    return replace(network, relayed=relayed)
+
+
+def relayed_pairs(
+    parties: Iterable[ProbeParty], results: Iterable[ProbeResult], measurements: Iterable[LinkMeasurement]
+) -> Relayed:
+    """Whose probes went through the coordinator, and what its line carries, as far as ``measurements`` tell: as for a peer, by
+    those that are equally fast towards it. Peers of one location have one line and so are one witness."""
+    location = {party.name: party.location or party.name for party in parties}
+    out: dict[str, float] = {}
+    into: dict[str, float] = {}
+    for one in measurements:
+        if one.bytes_per_second is None or THE_COORDINATOR not in (one.source, one.target):
+            continue
+        rates, peer = (out, one.target) if one.source == THE_COORDINATOR else (into, one.source)
+        place = location.get(peer, peer)
+        rates[place] = max(rates.get(place, 0.0), one.bytes_per_second)
+    known = [rate for rate in (_line_rate([*out.values()]), _line_rate([*into.values()])) if rate is not None]
+    return Relayed(
+        pairs=frozenset(
+            frozenset((result.pair.source, result.pair.target)) for result in results if result.relayed and result.pair.target
+        ),
+        bytes_per_second=min(known, default=math.inf),
+    )

@@ -158,7 +158,7 @@ class FleetRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class FleetPeer(_message.Message):
-    __slots__ = ("name", "device", "flops_per_second", "memory_bytes", "machine", "cores", "threads", "max_upload_bytes_per_second", "max_download_bytes_per_second", "measured", "coordinator_round_trip_seconds")
+    __slots__ = ("name", "device", "flops_per_second", "memory_bytes", "machine", "cores", "threads", "max_upload_bytes_per_second", "max_download_bytes_per_second", "measured", "coordinator_round_trip_seconds", "trusted")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     FLOPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class FleetPeer(_message.Message):
     MAX_DOWNLOAD_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRUSTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     device: str
     flops_per_second: float
@@ -181,29 +182,34 @@ class FleetPeer(_message.Message):
     max_download_bytes_per_second: float
     measured: _containers.RepeatedCompositeFieldContainer[_session_pb2.Measured]
     coordinator_round_trip_seconds: float
-    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., flops_per_second: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., measured: _Optional[_Iterable[_Union[_session_pb2.Measured, _Mapping]]] = ..., coordinator_round_trip_seconds: _Optional[float] = ...) -> None: ...
+    trusted: bool
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., flops_per_second: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., max_upload_bytes_per_second: _Optional[float] = ..., max_download_bytes_per_second: _Optional[float] = ..., measured: _Optional[_Iterable[_Union[_session_pb2.Measured, _Mapping]]] = ..., coordinator_round_trip_seconds: _Optional[float] = ..., trusted: bool = ...) -> None: ...
 
 class FleetLink(_message.Message):
-    __slots__ = ("source", "target", "bytes_per_second", "latency_seconds", "estimated")
+    __slots__ = ("source", "target", "bytes_per_second", "latency_seconds", "estimated", "relayed")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     source: str
     target: str
     bytes_per_second: float
     latency_seconds: float
     estimated: bool
-    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., latency_seconds: _Optional[float] = ..., estimated: bool = ...) -> None: ...
+    relayed: bool
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., bytes_per_second: _Optional[float] = ..., latency_seconds: _Optional[float] = ..., estimated: bool = ..., relayed: bool = ...) -> None: ...
 
 class FleetReply(_message.Message):
-    __slots__ = ("peers", "links")
+    __slots__ = ("peers", "links", "relay_bytes_per_second")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    RELAY_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[FleetPeer]
     links: _containers.RepeatedCompositeFieldContainer[FleetLink]
-    def __init__(self, peers: _Optional[_Iterable[_Union[FleetPeer, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[FleetLink, _Mapping]]] = ...) -> None: ...
+    relay_bytes_per_second: float
+    def __init__(self, peers: _Optional[_Iterable[_Union[FleetPeer, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[FleetLink, _Mapping]]] = ..., relay_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,16 @@ def pipeline_of(
             BottleneckKind.LINE,
             1,
             "the upload of lab (1.9 MiB a microbatch to both neighbours at 16 Mbit/s), busy for ",
+        ),
+        (
+            replace(
+                pipeline_of(rates=(2e6, 2e6), seconds=(0.01, 0.01, 0.01)),
+                relayed=frozenset({(0, 1), (1, 2)}),
+                relay_bytes_per_second=2e6,
+            ),
+            BottleneckKind.LINE,
+            0,
+            "the coordinator's line at 16 Mbit/s, through which attic - lab, lab - ",
         ),
         (pipeline_of(latency=1.0, in_flight=2), BottleneckKind.MEMORY, 0, "memory at attic (stage 0): it holds 2 microbatches"),
         (pipeline_of(update=8.0), BottleneckKind.UPDATE, 1, "the optimizer at lab (stage 1), busy for "),

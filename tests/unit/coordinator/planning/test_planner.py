@@ -15,6 +15,7 @@ from atoll.coordinator.planning.bounds import LowerBounds
 from atoll.coordinator.planning.changes import even_layouts
 from atoll.coordinator.planning.costs import Constraints, allowed_bytes
 from atoll.coordinator.planning.layouts import layout_excess
+from atoll.coordinator.planning.network import Relayed
 from atoll.coordinator.planning.pipeline import StageTimes
 from atoll.coordinator.planning.planner import (
     MicrobatchOption,
@@ -530,3 +531,23 @@ def test_the_bottleneck_is_named(speeds: list[float], rate: float, latency: floa
     bottleneck = plan_placement(request).bottleneck
     assert bottleneck.kind == kind
     assert "peer-0" in bottleneck.sentence
+
+
+def test_a_plan_counts_on_the_line_that_relayed_pairs_share() -> None:
+    """Four peers of two houses: through the coordinator each pair gets what it measured, but not all at the same time. So the
+    plan crosses from house to house once, though every pair is as fast as any other by itself."""
+    peers = peers_of([1e9] * 4)
+    names = [peer.name for peer in peers]
+    houses = (names[0], names[2]), (names[1], names[3])
+    across = frozenset(frozenset((one, other)) for one in houses[0] for other in houses[1])
+    plain = network_of(names, 1e6)
+    relayed = dataclasses.replace(plain, relayed=Relayed(pairs=across, bytes_per_second=1e6))
+    segments = equal_segments(4, flops=1e8)
+    constraints = Constraints(num_microbatches=8, num_stages=4)
+    request = PlanRequest(segments=segments, peers=peers, network=relayed, constraints=constraints)
+    planned = plan_placement(request)
+    order = [seat.peer for seat in planned.seats]
+    assert sum(frozenset(pair) in across for pair in pairwise(order)) == 1
+    assert len(planned.pipeline.relayed) >= 1
+    blind = plan_placement(dataclasses.replace(request, network=plain))
+    assert planned.step_seconds >= blind.step_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -53,6 +54,18 @@ def test_serial_links_take_m_plus_p_minus_1_rounds_of_transfer_and_latency(num_h
         num_hops + 1, num_microbatches, transfer=crossing, duplex=Duplex.SERIAL, in_flight=num_microbatches
     )
     assert simulate(pipeline).step_seconds == pytest.approx(2 * (num_microbatches + num_hops - 1) * (1.5 + 0.25))
+
+
+def test_pairs_that_meet_at_a_relay_share_its_line() -> None:
+    """Two hops, forward only: each may be as fast as the relay, so half of that is left while both are busy."""
+    crossing = Transfer(num_bytes=2e6, bytes_per_second=2e6)
+    alone = replace(equal_pipeline(3, 8, transfer=crossing, in_flight=8), relay_bytes_per_second=2e6)
+    one, both = (replace(alone, relayed=frozenset(pairs)) for pairs in (((0, 1),), ((0, 1), (1, 2))))
+    direct, some, shared = (simulate(pipeline).step_seconds for pipeline in (alone, one, both))
+    assert direct < some < shared
+    assert shared == pytest.approx(8 * 4 * 1.0), "all that crosses goes over the one line, one byte after the other"
+    plenty = replace(both, relay_bytes_per_second=8e6)
+    assert simulate(plenty).step_seconds == pytest.approx(direct)
 
 
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), list(itertools.product((2, 3, 4), MICROBATCHES)))

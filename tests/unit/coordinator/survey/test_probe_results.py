@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from atoll.coordinator.planning.network import Relayed
 from atoll.coordinator.survey.probe_results import ProbeResult, link_measurements, probe_result, probed_network
 from atoll.coordinator.survey.probe_schedule import ProbePair, ProbeParty
 from atoll.protocol.ids import PeerId
@@ -63,6 +67,18 @@ def test_the_coordinators_links_are_evidence_but_not_part_of_the_network() -> No
     assert network.rate[2, 0] == pytest.approx(40e6)
     assert network.latency[0, 2] == pytest.approx((0.040 + 0.020) / 2)  # between 30 - 10 and 30 + 10 milliseconds
     assert network.estimated.tolist() == [[False, False, True], [False, False, True], [True, True, False]]
+
+
+def test_pairs_that_meet_at_the_coordinator_share_its_line_where_three_show_it() -> None:
+    parties = [ProbeParty(name=name) for name in (A, B, C)]
+    through = replace(result(A, B, 0.05, 2e6, 2e6), relayed=True)
+    shown = [result(name, None, 0.02, 4e6, 9e6) for name in (A, B, C)]
+    network = probed_network(parties, [through, *shown])
+    assert network.relayed == Relayed(pairs=frozenset({frozenset((A, B))}), bytes_per_second=4e6)
+    assert network.select([B, A]).relayed == network.relayed
+    slow_home = [result(A, None, 0.02, 1e6, 9e6), *shown[1:]]
+    assert probed_network(parties, [through, *slow_home]).relayed.bytes_per_second == 9e6, "what comes in tells nothing"
+    assert math.isinf(probed_network(parties, [through, *shown[:2]]).relayed.bytes_per_second), "two may be alike by chance"
 
 
 def test_caps_and_traffic() -> None:
