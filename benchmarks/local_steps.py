@@ -1,9 +1,11 @@
 """What local steps do to the training of a byte-level GPT: replicas that average once in H steps, beside averaging after each.
 
-    python benchmarks/local_steps.py [--every 1 10 50] [--replicas 2] [--steps 600] [--seeds 0]
+    python benchmarks/local_steps.py [--every 1 10 50] [--replicas 2] [--steps 600] [--seeds 0] [--warm-up 0.25] [--keep]
 
 In one process. Each replica trains on sequences of its own; with H = 1 gradients are averaged after each step, otherwise
-the changes of weights after H, by the outer step (0.7 and Nesterov 0.9 unless flags say otherwise). All see the same
+the changes of weights after H, by the outer step (0.7 and Nesterov 0.9 unless flags say otherwise), after which the inner
+optimizers begin anew, as a run's do, or keep their moments. Before that they average gradients for a part of the steps
+(``--warm-up``), as a run does whose weights another one then starts from. All see the same
 tokens: steps x replicas x sequences. The text is Python's standard library; the loss is that on text kept aside. Bytes are
 what a replica brings to averaging, by fp32, a step. One thread; the last line is JSON.
 """
@@ -72,24 +74,29 @@ def average_gradients(replicas: list[Replica]) -> None:
             parameter.grad = mean.clone()
 
 
-def run(training: Training, data: Data, *, settings: LocalSteps, count: int, seed: int) -> dict[str, float]:
-    """One training, to its loss."""
+def run(
+    training: Training, data: Data, *, settings: LocalSteps, count: int, seed: int, warm_up: float, keep: bool
+) -> dict[str, float]:
+    """One training, to its loss; ``warm_up`` is the part of its steps that average gradients."""
     began = time.thread_time()
     replicas = [Replica(training, seed, place) for place in range(count)]
-    every = settings.every
-    outer = OuterOptimizer(settings, replicas[0].weights())
+    every, first = settings.every, int(warm_up * training.steps)
     for step in range(training.steps):
+        if step == first:
+            outer = OuterOptimizer(settings, replicas[0].weights())
         for replica in replicas:
             replica.backward(data, step)
-        if every == 1:
+        if every == 1 or step < first:
             average_gradients(replicas)
         for replica in replicas:
             replica.update()
-        if every > 1 and (settings.is_outer(step + 1) or step + 1 == training.steps):
+        if every > 1 and step >= first and (settings.is_outer(step + 1 - first) or step + 1 == training.steps):
             mean = mean_change([outer.change(replica.weights()) for replica in replicas], [1] * count)
             weights = outer.step(mean)
             for replica in replicas:
                 replica.put(weights)
+                if not keep:
+                    replica.optimizer.state.clear()
     size = sum(parameter.numel() for parameter in replicas[0].network.parameters())
     return {
         "every": every,
@@ -107,6 +114,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rate", type=float, default=0.7, help="of the outer step; 1 without momentum averages weights")
     parser.add_argument("--momentum", type=float, default=0.9, help="of the outer step")
+    parser.add_argument("--warm-up", type=float, default=0.0, help="part of the steps that average gradients, at first")
+    parser.add_argument("--keep", action="store_true", help="inner optimizers keep their moments")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -129,7 +138,15 @@ def main() -> int:
     for seed in options.seeds:
         for every in options.every:
             settings = LocalSteps(every=every, learning_rate=options.rate, momentum=options.momentum)
-            row = run(training, data, settings=settings, count=options.replicas, seed=seed)
+            row = run(
+                training,
+                data,
+                settings=settings,
+                count=options.replicas,
+                seed=seed,
+                warm_up=options.warm_up,
+                keep=options.keep,
+            )
             found.append(row)
             base = next((one["validation"] for one in found if one["every"] == 1 and one["seed"] == seed), float("nan"))
             against = row["validation"] / base - 1

@@ -5,9 +5,9 @@ Each replica starts from the same weights, the *anchor*, and takes H *inner* ste
 microbatches. Its *change* is the anchor less its weights then. The mean of the replicas' changes, weighted by their tokens,
 is the gradient of one *outer* step from the anchor, by SGD with Nesterov's momentum; what comes of it is the next anchor,
 the same bits on every replica, for every one computes it from the same mean. So replicas exchange values once in H steps.
-Inner optimizers keep their moments.
 
-A run does not do this: a step of a run is of all replicas, and what each keeps is the same.
+Runs do this with inner optimizers that begin anew after each outer step (``atoll.peer.stage.local_steps``); here they may as
+well keep their moments, to see what that is worth.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ before = resident()
 model = huggingface_source(Path(sys.argv[1]), "causal-lm").build()
 graph = trace(model, {name: torch.zeros(1, 512, dtype=torch.long) for name in ("tokens", "targets")})
 rehearsal = rehearse(graph)
-segments = segments_of(rehearsal, optimizer="adamw")
+segments = segments_of(rehearsal, copies=3)
 middle = segments.positions[len(segments.positions) // 2]
 stages = slice_graph(graph, (middle,), rehearsal.differentiable)
 print(json.dumps({

@@ -21,7 +21,7 @@ SETTINGS = KindSettings(precision="fp32", optimizer=OptimizerSettings(), clips=T
 def kinds_in(graph: OpGraph, settings: KindSettings = SETTINGS) -> SegmentKinds:
     """The kinds of the segments between the cuts that a planner would be given."""
     rehearsal = rehearse(graph)
-    positions = segments_of(rehearsal, optimizer=settings.optimizer.name).positions
+    positions = segments_of(rehearsal, copies=1).positions
     return segment_kinds(rehearsal, positions, settings, dict(graph.example))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from atoll.coordinator.planning.segments import state_copies
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.memory import MemoryModel
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
@@ -104,7 +105,7 @@ async def run_trial(trial: Trial) -> list[Found]:
 
 def even_cuts(rehearsal: Rehearsal, num_stages: int) -> tuple[int, ...]:
     """Narrow cuts that share the parameters about equally."""
-    segments = segments_of(rehearsal, optimizer="sgd")
+    segments = segments_of(rehearsal, copies=1)
     sums = segments.parameter_bytes
     wanted = [sums[-1] * part / num_stages for part in range(1, num_stages)]
     numbers = [min(range(1, len(sums) - 1), key=lambda number: abs(sums[number] - share)) for share in wanted]
@@ -114,7 +115,7 @@ def even_cuts(rehearsal: Rehearsal, num_stages: int) -> tuple[int, ...]:
 def predictions(trial: Trial, rehearsal: Rehearsal, cuts: Sequence[int]) -> list[int]:
     """What the memory model says of each stage."""
     flow = Dataflow(rehearsal.graph)
-    model = MemoryModel(rehearsal, flow, trial.optimizer.name, trial.optimizer.momentum)
+    model = MemoryModel(rehearsal, flow, state_copies(trial.optimizer.name, trial.optimizer.momentum))
     bounds = (0, *cuts, len(rehearsal.graph.nodes))
     needs = [model.need(first, end, recompute=trial.recompute) for first, end in pairwise(bounds)]
     return [need.fixed_bytes + held * need.microbatch_bytes for need, held in zip(needs, trial.in_flight, strict=True)]

@@ -39,8 +39,8 @@ class Trained:
 def train_plainly(job: Job, cache: Path) -> Trained:
     """Trains ``job`` without Atoll's pipeline."""
     source, feed = open_source(job.model), open_feed(job, cache)
-    module = _initialised(source, feed, job.training.seed)
-    optimizer = _optimizer(job, module)
+    module = initialised(source, feed, job.training.seed)
+    optimizer = plain_optimizer(job, module)
     schedule = _schedule(job)
     losses: list[float] = []
     norms: list[float] = []
@@ -55,7 +55,8 @@ def train_plainly(job: Job, cache: Path) -> Trained:
     return Trained(losses=tuple(losses), norms=tuple(norms), state=state)
 
 
-def _initialised(source: ModelSource, feed: Feed, run_seed: int) -> nn.Module:
+def initialised(source: ModelSource, feed: Feed, run_seed: int) -> nn.Module:
+    """The job's module with a run's first values."""
     graph = trace(source.build(), feed.example_inputs(), feed.dynamic_dimensions)
     module = source.build_real()
     inner = source.state_module(module)
@@ -68,7 +69,8 @@ def _initialised(source: ModelSource, feed: Feed, run_seed: int) -> nn.Module:
     return module
 
 
-def _optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
+def plain_optimizer(job: Job, module: nn.Module) -> torch.optim.Optimizer:
+    """PyTorch's own, as the job says."""
     settings = job.training.optimizer
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if settings.name == "adamw":

@@ -10,12 +10,13 @@ import torch
 
 from atoll.compression.registry import encode_message
 from atoll.coordinator.first_values import FirstValues, held_specs
+from atoll.coordinator.learning_rates import local_steps, step_optimizer
 from atoll.coordinator.moves import Donations
 from atoll.coordinator.planning.meetings import met_peers, met_stages
 from atoll.coordinator.planning.network import Network
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.reach.ways import Way, Ways
-from atoll.protocol.assignment import Assignment, Donor, Neighbour, OptimizerSettings, assignment_to_bytes
+from atoll.protocol.assignment import Assignment, Donor, Neighbour, assignment_to_bytes
 from atoll.protocol.graph import StageGraph
 from atoll.protocol.ids import Generation, MicrobatchIndex, PeerId, StepNumber
 from atoll.protocol.job import Job
@@ -61,7 +62,7 @@ def make_assignment(
         in_flight=stage.of(peer).in_flight,
         recompute=stage.recompute,
         precision=job.training.precision,
-        optimizer=optimizer_settings(job),
+        optimizer=step_optimizer(job),
         fetch=(
             *(name for name in first_values.to_send(graph) if name not in state.somewhere),
             *(tensor for spec in held_specs(graph) for tensor in state.stored.get(spec.name, ())),
@@ -72,6 +73,7 @@ def make_assignment(
         groups=tuple(plan.stages[met].group for met in sorted({number, *met_stages(graph)})),
         replica=stage.replicas.index(peer),
         averaging=job.averaging.settings(bandwidths_of(network, stage.replicas)),
+        local=local_steps(job),
         predicted_memory_bytes=stage.of(peer).memory_bytes,
     )
 
@@ -146,18 +148,3 @@ def _neighbours(
 
 def _donor(way: Way, donor: PeerId, names: tuple[str, ...]) -> Donor:
     return Donor(peer=donor, address=way.address, names=names, relayed=way.relayed)
-
-
-def optimizer_settings(job: Job) -> OptimizerSettings:
-    """The job's optimizer as peers are told of it."""
-    section = job.training.optimizer
-    beta1, beta2 = section.betas
-    return OptimizerSettings(
-        name=section.name,
-        weight_decay=section.weight_decay,
-        momentum=section.momentum,
-        nesterov=section.nesterov,
-        beta1=beta1,
-        beta2=beta2,
-        epsilon=section.epsilon,
-    )

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from atoll.compression.registry import encode_message
 from atoll.coordinator.data.feed import Feed, Microbatch
+from atoll.coordinator.learning_rates import InnerRates
 from atoll.coordinator.offload import Offload
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.events import BatchPrepared
 from atoll.coordinator.run.instructions import SendBatches
 from atoll.coordinator.sessions.sessions import Sessions
+from atoll.protocol.assignment import LEARNING_RATE
 from atoll.protocol.errors import RunFailed
 from atoll.protocol.graph import OpGraph, StageGraph, bind
 from atoll.protocol.groups import Group
@@ -47,16 +49,23 @@ def routes(graphs: Sequence[StageGraph], plan: Plan) -> tuple[Route, ...]:
 
 
 class BatchSender:
-    """``post`` hears of each batch before its first microbatch is sent."""
+    """``post`` hears of each batch before its first microbatch is sent; ``rates`` are of local steps, where there are any."""
 
     def __init__(
-        self, feed: Feed, graph: OpGraph, sessions: Sessions, offload: Offload, post: Callable[[BatchPrepared], None]
+        self,
+        feed: Feed,
+        graph: OpGraph,
+        sessions: Sessions,
+        offload: Offload,
+        post: Callable[[BatchPrepared], None],
+        rates: InnerRates | None = None,
     ) -> None:
         self._feed = feed
         self._graph = graph
         self._sessions = sessions
         self._offload = offload
         self._post = post
+        self._rates = rates
         self._requests: asyncio.Queue[SendBatches] = asyncio.Queue()
         self._generation = Generation(0)
         self._routes: tuple[Route, ...] = ()
@@ -114,7 +123,10 @@ class BatchSender:
             await self._send(request, microbatch, sum(weights))
 
     async def _send(self, request: SendBatches, microbatch: Microbatch, total_weight: float) -> None:
-        encoded = await self._offload.run(encode, self._graph, request, microbatch, total_weight, self._routes)
+        numbers = {"scale": microbatch.weight / total_weight}
+        if self._rates is not None and not request.evaluation:
+            numbers[LEARNING_RATE] = self._rates.of(request.step, microbatch.index)
+        encoded = await self._offload.run(encode, self._graph, request, microbatch, numbers, self._routes)
         for peer, message in encoded:
             session = self._sessions.find(peer)
             if session is not None and request.generation == self._generation:
@@ -122,10 +134,11 @@ class BatchSender:
 
 
 def encode(
-    graph: OpGraph, request: SendBatches, microbatch: Microbatch, total_weight: float, routes: tuple[Route, ...]
+    graph: OpGraph, request: SendBatches, microbatch: Microbatch, about: Mapping[str, float], routes: tuple[Route, ...]
 ) -> list[tuple[PeerId, EncodedMessage]]:
-    """The messages of one microbatch, one for each stage. Raises RunFailed when the data does not suit the model."""
-    numbers = {"scale": microbatch.weight / total_weight}
+    """The messages of one microbatch, one for each stage, with numbers ``about`` it and its sizes. Raises RunFailed when the
+    data does not suit the model."""
+    numbers = dict(about)
     for symbol, size in _sizes(graph, microbatch.inputs).items():
         numbers[f"size:{symbol}"] = float(size)
     if not request.evaluation:

@@ -21,6 +21,7 @@ from atoll.coordinator.events import (
     StageSummary,
     StepEvent,
 )
+from atoll.coordinator.learning_rates import InnerRates
 from atoll.coordinator.measurements import Measurements
 from atoll.coordinator.moves import donations, without_store
 from atoll.coordinator.offload import Offload
@@ -146,7 +147,8 @@ class Conductor:
     def _begin(self, model: TracedModel, feed: Feed) -> None:
         """From now on batches can be sent."""
         self._model = model
-        self._batches = BatchSender(feed, model.graph, self._sessions, self._offload, self._post)
+        rates = InnerRates(model.job) if model.job.averaging.local_steps > 1 else None
+        self._batches = BatchSender(feed, model.graph, self._sessions, self._offload, self._post, rates)
         self._num_microbatches = {False: model.job.training.num_microbatches, True: len(feed.validation())}
         self._state.know(model.graph, model.first_values)
         self._surveyor.know(model, feed)

@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from atoll.coordinator.identity.enrolment import LIFETIME
+from atoll.coordinator.learning_rates import outer_schedule, schedule_of
 from atoll.coordinator.run.deadlines import Deadlines
-from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import RunSettings
 from atoll.coordinator.sessions.membership import LEASE_SECONDS
 from atoll.coordinator.survey.survey_plan import SurveyLimits
@@ -48,11 +48,5 @@ class CoordinatorSettings:
             copies=durability.copies,
             has_store=durability.store is not None,
             deadlines=self.deadlines,
-            schedule=LearningRateSchedule(
-                highest=training.optimizer.learning_rate,
-                steps=training.steps,
-                warmup=training.schedule.warmup,
-                decay=training.schedule.decay,
-                final=training.schedule.final,
-            ),
+            schedule=outer_schedule(self.job) or schedule_of(self.job),
         )

@@ -15,6 +15,7 @@ import torch
 from atoll.coordinator.data.feed import Feed
 from atoll.coordinator.events import StageSummary
 from atoll.coordinator.first_values import FirstValues
+from atoll.coordinator.learning_rates import held_copies, lasting_copies
 from atoll.coordinator.moves import Holders, blocked, fetch_seconds
 from atoll.coordinator.planning.avoidance import avoiding, neighbours, refuse_needed
 from atoll.coordinator.planning.network import Network, build_network
@@ -22,8 +23,8 @@ from atoll.coordinator.planning.pinned import pinned_plan
 from atoll.coordinator.planning.plan import Plan, StagePlan
 from atoll.coordinator.planning.planner import PlanRequest, as_plan, plan_placement
 from atoll.coordinator.planning.replanning import MoveCost, replan
-from atoll.coordinator.planning.replicable import refuse_replicas
-from atoll.coordinator.planning.segments import PeerOffer, Segments, state_copies
+from atoll.coordinator.planning.replicable import refuse_local_steps, refuse_replicas
+from atoll.coordinator.planning.segments import PeerOffer, Segments
 from atoll.coordinator.planning.standing_in import stand_in
 from atoll.coordinator.tracing.cuts import module_range
 from atoll.coordinator.tracing.rehearsal import Rehearsal, rehearse
@@ -149,8 +150,7 @@ class TracedModel:
         return replace(request, network=avoiding(request.network, broken)) if broken else request
 
     def _move_cost(self) -> MoveCost:
-        optimizer = self.job.training.optimizer
-        return MoveCost(state_copies=state_copies(optimizer.name, optimizer.momentum))
+        return MoveCost(state_copies=lasting_copies(self.job))
 
     def _check(self, proposal: Proposal, broken: Pairs, holders: Holders, on_disks: Holders) -> None:
         plan, graphs = proposal.plan, proposal.graphs
@@ -193,6 +193,8 @@ class TracedModel:
         plan = replace(plan, microbatch=self.job.training.microbatch_samples)
         graphs = slice_graph(self.graph, plan.cuts, self.rehearsal.differentiable)
         refuse_replicas(plan, graphs)
+        if self.job.averaging.local_steps > 1:
+            refuse_local_steps(graphs)
         return summed_up(plan, graphs)
 
 
@@ -231,8 +233,7 @@ def with_sizes_of(model: TracedModel, feed: Feed) -> TracedModel:
 
 def _costed(job: Job, graph: OpGraph, first_values: FirstValues) -> TracedModel:
     rehearsal = rehearse(graph, job.training.precision)
-    optimizer = job.training.optimizer
-    segments = segments_of(rehearsal, optimizer=optimizer.name, momentum=optimizer.momentum)
+    segments = segments_of(rehearsal, copies=held_copies(job))
     pins = pinned_segments(job, graph, segments)
     return TracedModel(job=job, rehearsal=rehearsal, segments=segments, pins=pins, first_values=first_values)
 

@@ -17,6 +17,7 @@ from atoll.protocol.v1 import graph_pb2 as wire
 
 OPTIMIZERS = ("sgd", "adamw")
 PRECISIONS = ("fp32", "bf16")
+LEARNING_RATE = "learning_rate"
 
 
 MOST_DEFERRED = 1
@@ -63,6 +64,19 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSteps:
+    """A step of the run has ``count`` inner ones, in each of which a replica updates weights of its own with ``optimizer``, by
+    the learning rate that comes with each batch (LEARNING_RATE among its numbers)."""
+
+    count: int
+    optimizer: OptimizerSettings
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"a step has at least one inner step, got {self.count}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """Everything a peer needs to know about its part of a plan.
 
@@ -70,8 +84,9 @@ class Assignment:
     silent for this long while something is due is reported. ``committed_step`` is the last step whose update is in the state
     that the peer will hold when it is ready (0: initial values). ``donors`` have what of that the peer lacks; a name that
     training does not change and that nobody gives has its first value. ``groups`` are those of this stage and of each that it
-    exchanges tensors with; the peer is number ``replica`` of its own, which sums gradients as ``averaging`` says. Its process
-    is expected to grow by ``predicted_memory_bytes``.
+    exchanges tensors with; the peer is number ``replica`` of its own, which sums gradients as ``averaging`` says; with
+    ``local`` steps these are changes of weights, and ``optimizer`` is the one that applies them. Its process is expected to
+    grow by ``predicted_memory_bytes``.
     """
 
     generation: Generation
@@ -89,6 +104,7 @@ class Assignment:
     groups: tuple[Group, ...]
     replica: int = 0
     averaging: Averaging = field(default_factory=Averaging)
+    local: LocalSteps | None = None
     predicted_memory_bytes: int = 0
 
     @property
@@ -138,6 +154,9 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
             compression=assignment.averaging.compression,
             bandwidths=(bandwidth or 0.0 for bandwidth in assignment.averaging.bandwidths),
         ),
+        local=None
+        if assignment.local is None
+        else wire.LocalSteps(count=assignment.local.count, optimizer=optimizer_to_proto(assignment.local.optimizer)),
         predicted_memory_bytes=assignment.predicted_memory_bytes,
     )
     return message.SerializeToString(deterministic=True)
@@ -179,6 +198,7 @@ def assignment_from_bytes(data: bytes) -> Assignment:
         groups=groups,
         replica=message.replica,
         averaging=_averaging(message.averaging),
+        local=_local(message.local) if message.HasField("local") else None,
         predicted_memory_bytes=message.predicted_memory_bytes,
     )
 
@@ -197,6 +217,13 @@ def _averaging(message: wire.Averaging) -> Averaging:
         return Averaging(transport=Transport(message.transport), compression=message.compression, bandwidths=bandwidths)
     except ValueError as error:
         raise WireError(f"gradients cannot be summed as the assignment says: {error}") from error
+
+
+def _local(message: wire.LocalSteps) -> LocalSteps:
+    try:
+        return LocalSteps(count=message.count, optimizer=optimizer_from_proto(message.optimizer))
+    except ValueError as error:
+        raise WireError(str(error)) from error
 
 
 def _neighbour(message: wire.Neighbour) -> Neighbour:

@@ -184,12 +184,19 @@ class NetworkSection(Section):
 
 
 class AveragingSection(Section):
-    """How the replicas of a stage sum their gradients."""
+    """How the replicas of a stage sum their gradients, or with local steps what these came to."""
 
     transport: Literal["links", "hivemind"] = "links"
     """What carries them: the peers' own links, or hivemind's connections."""
     compression: Annotated[str, Field(examples=["none"])] = "none"
     """none; fp16 or int8 (with hivemind); or powersgd-RANK, products of thin matrices, for example powersgd-4."""
+    local_steps: Positive = 1
+    """Inner steps, of ``training.batch`` divided by this many samples, that replicas take by themselves in each step; then what
+    came of them is averaged (DiLoCo). 1: replicas never differ."""
+    outer_learning_rate: Annotated[float, Field(gt=0.0, le=1.0, examples=[0.7])] = 0.7
+    """Local steps: how far a step follows the average of what they came to."""
+    outer_momentum: Annotated[Fraction, Field(examples=[0.9])] = 0.9
+    """Local steps: Nesterov momentum from one step to the next."""
 
     @field_validator("compression")
     @classmethod
@@ -327,9 +334,30 @@ class Job(Section):
                 "training.evaluate_every",
                 f"{self.training.evaluate_every} needs validation samples; set data.validation, for example to 0.02",
             )
-        for wrong in _mismatches(self.model, self.data):
+        for wrong in (*_in_the_way_of_local_steps(self), *_mismatches(self.model, self.data)):
             raise wrong
         return self
+
+
+def _in_the_way_of_local_steps(job: Job) -> Iterator[WrongValue]:
+    """What cannot be had together with local steps."""
+    count, training = job.averaging.local_steps, job.training
+    if count == 1:
+        for key in ("outer_learning_rate", "outer_momentum"):
+            if key in job.averaging.model_fields_set:
+                yield WrongValue(
+                    f"averaging.{key}", "this key has no meaning for local_steps 1; set local_steps, for example to 10"
+                )
+        return
+    if training.microbatch == "auto":
+        yield WrongValue("training.microbatch", "auto cannot be had with averaging.local_steps; give a number of samples")
+    elif training.num_microbatches % count:
+        whole = training.microbatch * count
+        fix = f"make it a multiple of {whole}, training.microbatch times averaging.local_steps"
+        yield WrongValue("training.batch", f"{training.batch} samples make no {count} equal inner steps; {fix}")
+    if training.clip_norm is not None:
+        why = "needs the norm of all stages at every inner step, which averaging.local_steps does without"
+        yield WrongValue("training.clip_norm", f"{training.clip_norm:g} {why}; set it to null")
 
 
 def _mismatches(model: ModelSection, data: DataSection) -> Iterator[WrongValue]:

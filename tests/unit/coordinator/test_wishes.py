@@ -25,7 +25,7 @@ PEERS = peers_of([1e9, 2e9, 3e9])
 
 @cache
 def segments() -> Segments:
-    return segments_of(rehearse(gpt_graph()), optimizer="adamw")
+    return segments_of(rehearse(gpt_graph()), copies=3)
 
 
 def job_with(**plan: Any) -> Job:

@@ -9,7 +9,14 @@ import torch
 
 from atoll.coordinator.tracing.slicing import slice_graph
 from atoll.protocol.argument_codec import argument_from_proto, argument_to_proto, expression_from_proto
-from atoll.protocol.assignment import Assignment, Neighbour, OptimizerSettings, assignment_from_bytes, assignment_to_bytes
+from atoll.protocol.assignment import (
+    Assignment,
+    LocalSteps,
+    Neighbour,
+    OptimizerSettings,
+    assignment_from_bytes,
+    assignment_to_bytes,
+)
 from atoll.protocol.averaging import Averaging, Transport
 from atoll.protocol.errors import WireError
 from atoll.protocol.graph import (
@@ -139,6 +146,7 @@ def an_assignment(**changes: object) -> Assignment:
         ),
         "replica": 1,
         "averaging": Averaging(transport=Transport.HIVEMIND, compression="powersgd-4", bandwidths=(1.5e6, None)),
+        "local": LocalSteps(count=10, optimizer=OptimizerSettings(beta2=0.95)),
     }
     return Assignment(**{**settings, **changes})  # type: ignore[arg-type]
 

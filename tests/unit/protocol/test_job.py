@@ -140,6 +140,15 @@ def test_the_examples_are_valid() -> None:
             "averaging.compression: fp16 needs the transport hivemind; set averaging.transport to hivemind, or use none or "
             "powersgd-4",
         ),
+        (
+            "averaging.outer_momentum=0.5",
+            "averaging.outer_momentum: this key has no meaning for local_steps 1; set local_steps, for example to 10",
+        ),
+        (
+            "averaging.local_steps=5",
+            "training.batch: 12 samples make no 5 equal inner steps; make it a multiple of 10, training.microbatch times "
+            "averaging.local_steps",
+        ),
         # missing
         ("training={steps: 3}", "training.batch: this key is missing; add it, for example `batch: 16`"),
         ("model.builtin=null", "model: no model is given; give exactly one of builtin, huggingface or factory"),
@@ -411,3 +420,16 @@ def test_pins_that_make_no_sense(pin: dict[object, object], words: str, tmp_path
             },
             tmp_path,
         )
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("training.microbatch=auto", "training.microbatch: auto cannot be had with averaging.local_steps"),
+        ("training.clip_norm=1.0", "training.clip_norm: 1 needs the norm of all stages at every inner step"),
+    ],
+)
+def test_what_cannot_be_had_together_with_local_steps(job_path: Path, override: str, sentence: str) -> None:
+    with pytest.raises(JobError) as caught:
+        load_job(job_path, ["averaging.local_steps=2", override])
+    assert str(caught.value).startswith(sentence)

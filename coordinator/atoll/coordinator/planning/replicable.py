@@ -1,4 +1,4 @@
-"""Which stages may have replicas at all. Pure."""
+"""Which stages may have replicas at all, and local steps. Pure."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def refuse_replicas(plan: Plan, graphs: Sequence[StageGraph]) -> None:
         reason = obstacle(graph)
         if reason and len(stage.replicas) > 1:
             raise PlacementError(f"stage {stage.stage} cannot have replicas, for {reason}: leave it to one peer", hopeless=True)
+
+
+def refuse_local_steps(graphs: Sequence[StageGraph]) -> None:
+    """Raises PlacementError, with what to do, for stages that would have to tell others of a change in the middle of a step."""
+    for graph in graphs:
+        if graph.shared:
+            what = f"averaging.local_steps cannot be had where stages share a parameter, as {graph.shared[0].name} here"
+            raise PlacementError(f"{what}: set plan.stages to 1, or untie the model's weights", hopeless=True)
+        changed = next((buffer.name for buffer in graph.buffers if buffer.mutated), None)
+        if changed is not None:
+            what = f"averaging.local_steps cannot be had where microbatches change a buffer, as {changed} here"
+            raise PlacementError(f"{what}: set averaging.local_steps to 1", hopeless=True)

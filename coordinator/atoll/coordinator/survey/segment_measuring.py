@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from atoll.compression.registry import encode_message
-from atoll.coordinator.assigning import optimizer_settings
 from atoll.coordinator.data.feed import Feed
+from atoll.coordinator.learning_rates import optimizer_settings
 from atoll.coordinator.planning.segments import MeasuredSeconds
 from atoll.coordinator.traced_model import TracedModel
 from atoll.coordinator.tracing.kinds import KindSettings, SegmentKind, SegmentKinds, segment_kinds

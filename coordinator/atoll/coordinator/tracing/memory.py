@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from atoll.coordinator.planning.segments import StageMemory, state_copies
+from atoll.coordinator.planning.segments import StageMemory
 from atoll.coordinator.tracing.cuts import crossing_values
 from atoll.coordinator.tracing.dataflow import Dataflow
 from atoll.coordinator.tracing.rehearsal import Rehearsal
@@ -44,9 +44,9 @@ class _Crossing:
 
 
 class MemoryModel:
-    """Memory needs of the ranges of one graph, for one optimizer."""
+    """Memory needs of the ranges of one graph. There are ``copies`` of each trained weight: itself, and what is kept for it."""
 
-    def __init__(self, rehearsal: Rehearsal, flow: Dataflow, optimizer: str, momentum: float = 0.0) -> None:
+    def __init__(self, rehearsal: Rehearsal, flow: Dataflow, copies: int) -> None:
         graph = rehearsal.graph
         self.nodes = graph.nodes
         self.costs = rehearsal.costs
@@ -54,7 +54,7 @@ class MemoryModel:
         self._parameters = {spec.name: spec for spec in graph.parameters}
         self._buffers = {spec.name: spec for spec in graph.buffers}
         self.inputs = {name: spec.num_bytes(self._bindings) for name, spec in graph.inputs}
-        self._state_copies = state_copies(optimizer, momentum)
+        self._state_copies = copies
         self._uses: dict[str, int] = {}
         for node in graph.nodes:
             for reference in node.references():

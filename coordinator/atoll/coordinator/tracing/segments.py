@@ -17,8 +17,9 @@ _MOST_PRODUCTS = 2.0
 """A matrix product has a gradient for each of its two factors, and each costs as much as the product."""
 
 
-def segments_of(rehearsal: Rehearsal, *, optimizer: str, momentum: float = 0.0) -> Segments:
-    """The segments of a graph between its narrow cuts, with their costs and the memory of every range."""
+def segments_of(rehearsal: Rehearsal, *, copies: int) -> Segments:
+    """The segments of a graph between its narrow cuts, with their costs and the memory of every range; there are ``copies`` of
+    weights, with what is kept for them."""
     graph = rehearsal.graph
     flow = Dataflow(graph)
     cuts = narrow_cuts(graph, (cost.matrix_flops for cost in rehearsal.costs), flow)
@@ -31,7 +32,7 @@ def segments_of(rehearsal: Rehearsal, *, optimizer: str, momentum: float = 0.0) 
         parameter_bytes=_sums(_parameter_bytes(rehearsal), positions),
         forward_bytes=(0.0, *(float(cut.num_bytes) for cut in cuts), 0.0),
         backward_bytes=_gradient_bytes(rehearsal, flow, positions),
-        memory=MemoryModel(rehearsal, flow, optimizer, momentum).between(positions),
+        memory=MemoryModel(rehearsal, flow, copies).between(positions),
         shared=tuple(_shared(rehearsal, positions)),
         changing=tuple(_changing(rehearsal, positions)),
     )

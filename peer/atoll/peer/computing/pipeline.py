@@ -46,6 +46,7 @@ from atoll.peer.stage.events import (
     VoidStep,
     WriteSnapshot,
 )
+from atoll.peer.stage.local_steps import LocalTraining
 from atoll.peer.stage.mailbox import Mailbox
 from atoll.peer.stage.memory_use import MemoryUse
 from atoll.peer.stage.plausibility import Plausibility
@@ -87,6 +88,7 @@ class Pipeline:
         self._with = surroundings
         self._assignment: Assignment | None = None
         self._stage: Stage | None = None
+        self._local: LocalTraining | None = None
         self._boundaries: Boundaries | None = None
         self._mailbox = Mailbox()
         self._plausibility = Plausibility()
@@ -191,7 +193,7 @@ class Pipeline:
     def _assign(self, command: Assign) -> None:
         self._measuring.abandon("it got a stage in the meantime")
         self._doing = "reading the assignment"
-        self._run, self._stage, self._boundaries, self._assignment = None, None, None, None
+        self._run, self._stage, self._local, self._boundaries, self._assignment = None, None, None, None, None
         self._handing_out, self._postponed = False, []
         self._generation = command.generation
         self._mailbox.drop_before(command.generation)
@@ -222,6 +224,7 @@ class Pipeline:
         stage = Stage(assignment.graph, _stage_settings(assignment, self._with.device, limits))
         stage.adopt({**self._kept.state, **command.given})
         self._stage = stage
+        self._local = None if assignment.local is None else LocalTraining(stage, assignment.local)
         self._committed = assignment.committed_step
         self._doing = "idle"
         self._with.notify(Loaded(generation=assignment.generation))
@@ -253,6 +256,7 @@ class Pipeline:
                 clock=self._with.clock,
                 chaos=self._with.chaos,
                 plausibility=self._plausibility,
+                local=self._local,
             ),
         )
 
@@ -309,6 +313,7 @@ class Pipeline:
 
     def _measure(self, command: Measure) -> None:
         held = self._kept.num_bytes if self._stage is None else self._stage.resident_bytes
+        held += 0 if self._local is None else self._local.inner.resident_bytes
         self._measuring.add(command.message, self._with.memory_bytes - held)
         if self._run is not None:
             self._measuring.abandon("it is in the middle of a step")
@@ -316,7 +321,7 @@ class Pipeline:
     def _keep(self, command: KeepState) -> None:
         self._doing = "keeping state"
         self._abandon()
-        stage, self._stage = self._stage, None
+        stage, self._stage, self._local = self._stage, None, None
         self._boundaries, self._assignment = None, None
         self._generation = command.generation
         self._mailbox.drop_before(command.generation)
@@ -357,7 +362,7 @@ class Pipeline:
 
     def _drop_all(self) -> None:
         self._abandon()
-        self._stage, self._boundaries, self._assignment = None, None, None
+        self._stage, self._local, self._boundaries, self._assignment = None, None, None, None
         self._kept = KeptState()
         self._plausibility = Plausibility()
 
@@ -373,6 +378,8 @@ class Pipeline:
         self._plausibility.dropped()
         if self._stage is not None:
             self._stage.void()
+        if self._local is not None:
+            self._local.inner.void()
 
     def _fail(self, error: Exception, *, fatal: bool = False) -> None:
         self._report_fault(fault_of(error, doing=self._doing), fatal=fatal)

@@ -32,6 +32,14 @@ class Optimizer:
             if name not in self._moments:
                 self._room[name] = self._zeros(parameter)
 
+    def forget(self) -> None:
+        """The next update of each parameter is its first; the room for its moments stays."""
+        for name, moments in self._moments.items():
+            for value in moments.values():
+                value.zero_()
+            self._room[name] = moments
+        self._moments = {}
+
     def _zeros(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         if self._settings.name == "adamw":
             first, second = lasting_zeros_like(parameter), lasting_zeros_like(parameter)

@@ -261,6 +261,22 @@ class Stage:
             assert leaf.grad is not None
             leaf.grad.copy_(self._staging.to_device(gradient))
 
+    @torch.no_grad()
+    def follow(self, other: Stage) -> None:
+        """Takes the values of the parameters of ``other``, of the same graph, and forgets what the optimizer knew."""
+        for name, value in self._parameters.items():
+            value.copy_(other._parameters[name])
+        self.optimizer.forget()
+
+    @torch.no_grad()
+    def take_change(self, other: Stage, share: float) -> None:
+        """In place of the step's gradient: by how much the parameters went down in ``other``, which began with the same, times
+        ``share``."""
+        for spec in self.graph.parameters:
+            if spec.trainable:
+                value = self._parameters[spec.name]
+                value.grad = value.detach().sub(other._parameters[spec.name]).mul_(share)
+
     def _trained_leaves(self) -> Iterator[torch.Tensor]:
         """What gets gradients."""
         yield from (self._parameters[spec.name] for spec in self.graph.parameters if spec.trainable)

@@ -12,11 +12,13 @@ import torch
 
 from atoll.peer.stage.boundaries import Boundaries, NamedTensors, Values
 from atoll.peer.stage.events import BeginStep, Consumed, GradientsReady, MicrobatchLoss, Notice, Reported
+from atoll.peer.stage.local_steps import LocalTraining
 from atoll.peer.stage.mailbox import Mailbox
 from atoll.peer.stage.plausibility import Plausibility
 from atoll.peer.stage.schedule import Action, Need, StepSchedule, StepShape, Work
 from atoll.peer.stage.stage import MicrobatchInput, Stage
 from atoll.peer.stage.timeline import Timeline
+from atoll.protocol.assignment import LEARNING_RATE
 from atoll.protocol.errors import LinkError, WireError
 from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.graph import ValueReference
@@ -43,7 +45,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSurroundings:
-    """What a step works with; ``groups`` holds who has this stage and each neighbouring one, ``own`` is this peer."""
+    """What a step works with; ``groups`` holds who has this stage and each neighbouring one, ``own`` is this peer. With
+    ``local`` steps there are several inner ones in each."""
 
     stage: Stage
     boundaries: Boundaries
@@ -56,6 +59,7 @@ class StepSurroundings:
     clock: Callable[[], float]
     chaos: FaultPoints = field(default_factory=FaultPoints)
     plausibility: Plausibility = field(default_factory=Plausibility)
+    local: LocalTraining | None = None
 
 
 class StepRun:
@@ -67,30 +71,40 @@ class StepRun:
         self._with = surroundings
         boundaries = surroundings.boundaries
         self._group = surroundings.groups[boundaries.stage]
-        self._schedule = StepSchedule(
-            StepShape(
-                microbatches=self._group.share_of(surroundings.own, start.num_microbatches),
-                in_flight=surroundings.in_flight,
-                evaluation=start.evaluation,
-                activation_sources=boundaries.activation_sources,
-                gradient_sources=boundaries.gradient_sources,
-                activation_targets=boundaries.activation_targets,
-            )
-        )
+        self._local = None if start.evaluation else surroundings.local
+        self._stage = surroundings.stage if self._local is None else self._local.inner
+        share = self._group.share_of(surroundings.own, start.num_microbatches)
+        self._parts = [share] if self._local is None else self._local.parts(share, start.num_microbatches)
         self._bindings: dict[MicrobatchIndex, dict[str, int]] = {}
         self._losses: list[MicrobatchLoss] = []
         self._compute_seconds = 0.0
         self._timeline = Timeline(surroundings.clock())
         if not start.evaluation:
             surroundings.stage.begin(start.step)
-        for key in tuple(surroundings.mailbox.keys_of(start.generation, start.step, evaluation=start.evaluation)):
-            self.arrived(key)
+        if self._local is not None:
+            self._local.begin(start.step)
+        self._schedule = self._scheduled(self._parts.pop(0))
+
+    def _scheduled(self, microbatches: tuple[MicrobatchIndex, ...]) -> StepSchedule:
+        """What is to be done with ``microbatches``, as far as it came already."""
+        boundaries = self._with.boundaries
+        schedule = StepSchedule(
+            StepShape(
+                microbatches=microbatches,
+                in_flight=self._with.in_flight,
+                evaluation=self.start.evaluation,
+                activation_sources=boundaries.activation_sources,
+                gradient_sources=boundaries.gradient_sources,
+                activation_targets=boundaries.activation_targets,
+            )
+        )
+        for key in self._with.mailbox.keys_of(self.start.generation, self.start.step, evaluation=self.start.evaluation):
+            _tell(schedule, key)
+        return schedule
 
     def arrived(self, key: MessageKey) -> None:
         """A message of this step is in the mailbox."""
-        need = _NEED_OF_KIND.get(key.kind)
-        if need is not None:
-            self._schedule.arrived(need, key.microbatch, None if need is Need.BATCH else key.source)
+        _tell(self._schedule, key)
 
     def delivered(self, key: MessageKey) -> None:
         """An activation that this step sent has been taken."""
@@ -108,7 +122,7 @@ class StepRun:
                 self._perform(action)
                 return True
             if self._schedule.complete:
-                self._end_of_work()
+                self._end_of_part()
                 return True
         elif self.phase is Phase.TIED and not self._missing_ties():
             self._finish()
@@ -147,7 +161,7 @@ class StepRun:
                 self._reached("backward", action.microbatch)
                 self._backward(action.microbatch)
             case Work.ACCUMULATE:
-                self._with.stage.accumulate(action.microbatch)
+                self._stage.accumulate(action.microbatch)
         self._with.chaos.computed(self._with.clock() - started)
         self._worked(action.work.value, action.microbatch, started)
         self._schedule.finished(action)
@@ -173,14 +187,17 @@ class StepRun:
                 values = boundaries.read_activation(source, message.tensors, bindings)
             self._look_at(Kind.ACTIVATION, sender, values, boundaries.sensitive(source))
             received |= values
-        result = self._with.stage.forward(
+        scale = batch.numbers.get("scale", 1.0)
+        if self._local is not None:
+            self._local.forwarded(scale, batch.numbers.get(LEARNING_RATE, 0.0))
+        result = self._stage.forward(
             MicrobatchInput(
                 index=index,
                 step=self.start.step,
                 inputs=boundaries.read_batch(batch.tensors, bindings),
                 received=received,
                 bindings=bindings,
-                scale=batch.numbers.get("scale", 1.0),
+                scale=scale,
                 evaluation=self.start.evaluation,
             )
         )
@@ -201,7 +218,7 @@ class StepRun:
                 values = boundaries.read_gradient(source, message.tensors, bindings)
             self._look_at(Kind.GRADIENT, sender, values, values)
             gradients |= values
-        results = self._with.stage.backward(index, gradients)
+        results = self._stage.backward(index, gradients)
         for target in sorted(boundaries.gradient_targets):
             self._send(Kind.GRADIENT, index, target, boundaries.gradient(target, results))
 
@@ -209,6 +226,19 @@ class StepRun:
         """Raises Implausible for what no honest stage would send."""
         assert sender is not None, "only peers send what is computed"
         self._with.plausibility.check(kind, sender, values, only)
+
+    def _end_of_part(self) -> None:
+        """Of all that there is to do with microbatches, unless an inner step ends here."""
+        if self._local is not None:
+            started = self._with.clock()
+            self._local.update()
+            if not self._parts:
+                self._local.end()
+            self._worked("inner update", None, started)
+        if self._parts:
+            self._schedule = self._scheduled(self._parts.pop(0))
+        else:
+            self._end_of_work()
 
     def _end_of_work(self) -> None:
         if self.start.evaluation:
@@ -316,6 +346,13 @@ class StepRun:
     ) -> None:
         key = self._key(kind, index, self._with.boundaries.stage, target)
         self._with.send(peer, Message(key=key, tensors=tensors, numbers=sample_numbers(samples)))
+
+
+def _tell(schedule: StepSchedule, key: MessageKey) -> None:
+    """A message is in the mailbox."""
+    need = _NEED_OF_KIND.get(key.kind)
+    if need is not None:
+        schedule.arrived(need, key.microbatch, None if need is Need.BATCH else key.source)
 
 
 def bindings_of(numbers: Mapping[str, float]) -> dict[str, int]:

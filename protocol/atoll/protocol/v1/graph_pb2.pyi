@@ -348,8 +348,16 @@ class Averaging(_message.Message):
     bandwidths: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, transport: _Optional[str] = ..., compression: _Optional[str] = ..., bandwidths: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class LocalSteps(_message.Message):
+    __slots__ = ("count", "optimizer")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    optimizer: OptimizerSettings
+    def __init__(self, count: _Optional[int] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica", "averaging", "predicted_memory_bytes")
+    __slots__ = ("generation", "graph", "neighbours", "run_seed", "in_flight", "recompute", "precision", "optimizer", "fetch", "link_seconds", "committed_step", "donors", "groups", "replica", "averaging", "local", "predicted_memory_bytes")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +373,7 @@ class Assignment(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     graph: StageGraph
@@ -381,8 +390,9 @@ class Assignment(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     replica: int
     averaging: Averaging
+    local: LocalSteps
     predicted_memory_bytes: int
-    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ..., averaging: _Optional[_Union[Averaging, _Mapping]] = ..., predicted_memory_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., graph: _Optional[_Union[StageGraph, _Mapping]] = ..., neighbours: _Optional[_Iterable[_Union[Neighbour, _Mapping]]] = ..., run_seed: _Optional[int] = ..., in_flight: _Optional[int] = ..., recompute: bool = ..., precision: _Optional[str] = ..., optimizer: _Optional[_Union[OptimizerSettings, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., link_seconds: _Optional[float] = ..., committed_step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Donor, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., replica: _Optional[int] = ..., averaging: _Optional[_Union[Averaging, _Mapping]] = ..., local: _Optional[_Union[LocalSteps, _Mapping]] = ..., predicted_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class MeasurementRequest(_message.Message):
     __slots__ = ("kind", "graph", "precision", "optimizer", "clips", "limit_seconds")

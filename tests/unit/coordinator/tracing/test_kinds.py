@@ -21,7 +21,7 @@ SETTINGS = KindSettings(precision="fp32", optimizer=OptimizerSettings(), clips=T
 
 def kinds_of(graph: OpGraph, settings: KindSettings = SETTINGS, sizes: dict[str, int] | None = None) -> SegmentKinds:
     rehearsal = rehearse(graph)
-    positions = segments_of(rehearsal, optimizer="adamw").positions
+    positions = segments_of(rehearsal, copies=3).positions
     return segment_kinds(rehearsal, positions, settings, sizes or dict(graph.example))
 
 

@@ -72,7 +72,7 @@ def test_there_is_no_cut_where_a_view_with_gaps_would_cross() -> None:
 def test_memory_of_a_stage() -> None:
     graph = wide_graph()
     rehearsal = rehearse(graph)
-    adamw, sgd = segments_of(rehearsal, optimizer="adamw"), segments_of(rehearsal, optimizer="sgd")
+    adamw, sgd = segments_of(rehearsal, copies=3), segments_of(rehearsal, copies=1)
     end = adamw.num_segments
     parameters = sum(spec.num_bytes for spec in graph.parameters)
     table = graph.parameters[0].num_bytes
@@ -89,7 +89,7 @@ def test_memory_of_a_stage() -> None:
 
 def test_work_and_bytes_line_up_with_positions() -> None:
     rehearsal = rehearse(resnet_graph())
-    segments = segments_of(rehearsal, optimizer="sgd", momentum=0.9)
+    segments = segments_of(rehearsal, copies=2)
     for sums in (segments.forward_flops, segments.backward_flops, segments.parameter_bytes):
         assert len(sums) == len(segments.positions)
         assert list(sums) == sorted(sums)
@@ -102,14 +102,14 @@ def test_work_and_bytes_line_up_with_positions() -> None:
 
 def test_values_without_a_gradient_do_not_come_back() -> None:
     graph = gpt_graph()
-    segments = segments_of(rehearse(graph), optimizer="adamw")
+    segments = segments_of(rehearse(graph), copies=3)
     assert all(back <= there for there, back in zip(segments.forward_bytes, segments.backward_bytes, strict=True))
     assert max(segments.backward_bytes) > 0
 
 
 def test_parameters_of_several_segments_are_told() -> None:
     graph = gpt_graph()
-    (tied,) = segments_of(rehearse(graph), optimizer="adamw").shared
+    (tied,) = segments_of(rehearse(graph), copies=3).shared
     assert tied.segments[0] == 0
     assert len(tied.segments) == 2
     assert tied.num_bytes == graph.parameters[0].num_bytes
@@ -118,8 +118,8 @@ def test_parameters_of_several_segments_are_told() -> None:
 def test_the_memory_of_all_ranges_is_that_of_each() -> None:
     graph = gpt_graph()
     rehearsal = rehearse(graph)
-    segments = segments_of(rehearsal, optimizer="adamw")
-    model = MemoryModel(rehearsal, Dataflow(graph), "adamw")
+    segments = segments_of(rehearsal, copies=3)
+    model = MemoryModel(rehearsal, Dataflow(graph), 3)
     for first, end in combinations(range(len(segments.positions)), 2):
         for recompute in (False, True):
             alone = model.need(segments.positions[first], segments.positions[end], recompute=recompute)
@@ -148,5 +148,5 @@ class Chain(nn.Module):
 
 def test_a_planner_is_not_flooded() -> None:
     graph = traced(Chain, {"features": torch.zeros(2, 8), "labels": torch.zeros(2, dtype=torch.long)})
-    positions = segments_of(rehearse(graph), optimizer="sgd").positions
+    positions = segments_of(rehearse(graph), copies=1).positions
     assert 200 <= len(positions) <= 260
