@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PARTS = ("coordinator", "peer", "protocol")
 OPENED = ("open_channel", "start_server")
-WITHIN_ONE_PROCESS = {"peer/atoll/peer/handling.py"}
+WITHIN_ONE_PROCESS = {"peer/atoll/peer/measuring/handling.py"}
 """Measures what a message takes, over loopback, before there is a run."""
 
 
