@@ -1,11 +1,13 @@
-"""Several peers join at once, over lines much slower than the steps: nobody who trains waits for them."""
+"""Several peers join at once, over lines much slower than the steps, or more than there is work for: nobody waits for them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from atoll.coordinator.data.opening import open_feed
 from atoll.coordinator.events import PausedEvent, PeerEvent, PlanEvent, ReplayedEvent, StepEvent, VoidEvent
 from atoll.coordinator.run.prefetching import MOST_PREPARED
+from atoll.coordinator.traced_model import trace_model
 from atoll.peer.state.snapshot_part import Part
 from atoll.protocol.errors import DamagedSnapshot
 from atoll.protocol.job import Compression, NetworkSection
@@ -68,3 +70,14 @@ async def test_five_joiners_are_made_ready_beside_training_and_one_takes_over(tm
     assert used & set(JOINERS), "who else could have taken over"
     assert all(event.equal for event in run.told(ReplayedEvent))
     assert [event.loss for event in run.told(StepEvent)] == list(train_plainly(job, tmp_path / "cache").losses)
+
+
+async def test_of_more_peers_than_the_model_can_be_cut_for_two_are_left_over(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, steps=2, options={"layers": 1})
+    most = trace_model(job, open_feed(job, tmp_path / "cache")).segments.num_segments
+    job = job.model_copy(update={"plan": job.plan.model_copy(update={"stages": most})})
+    async with coordinated(job, tmp_path / "state", peers=most + 2) as run:
+        assert (await run.ended()).finished
+    (plan,) = run.told(PlanEvent)
+    used = [peer for stage in plan.stages for peer in stage.peers]
+    assert len(plan.stages) == len(set(used)) == len(used) == most

@@ -39,9 +39,10 @@ NODE_SECONDS = 2e-5
 CLOSE = 0.1
 """By how much longer a step may be, by estimate, for its size to be measured as well: estimates know neither how much slower a
 processor is with little work at a time, nor what a microbatch costs for the weights that it passes."""
-WORTH_SMALLER = 0.03
+WORTH_SMALLER = 0.06
 """By how much of a step a smaller microbatch must be faster, by prediction: it means more messages, which cost more than is
-predicted wherever processors have other things to do."""
+predicted wherever processors have other things to do. Measured on two busy cores, steps of microbatches of one sequence were
+predicted 7 to 11 % too short, of two 1 to 4 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
