@@ -36,6 +36,7 @@ import psutil
 import yaml
 
 from atoll.coordinator.cli.invite import invite_for_swarm
+from atoll.protocol.folders import paths_in
 from contestants import Failed, Processes, address_of
 from pipeline import machine
 from setting import LOOPBACK
@@ -248,7 +249,7 @@ class Soak:
 
     def _logged(self, name: str) -> int:
         """What a process has written for people."""
-        files = [*self._folder.glob(f"{name}.log"), *(self._state / "logs").glob(f"{name}.log*")]
+        files = [*paths_in(self._folder, f"{name}.log"), *paths_in(self._state / "logs", f"{name}.log*")]
         return sum(file.stat().st_size for file in files)
 
     def _result(self, seconds: float, kills: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from atoll.coordinator.run.prefetching import MOST_PREPARED
 from atoll.coordinator.traced_model import trace_model
 from atoll.peer.state.snapshot_part import Part
 from atoll.protocol.errors import DamagedSnapshot
+from atoll.protocol.folders import paths_in
 from atoll.protocol.job import Compression, NetworkSection
 from support.coordinated import Coordinated, coordinated, tiny_job
 from support.reference import train_plainly
@@ -23,7 +24,7 @@ SLOW_BYTES_PER_SECOND = 500_000.0
 def tensors_on_disk(folder: Path) -> dict[int, set[str]]:
     """What a peer's disk has of each snapshot, by step."""
     found: dict[int, set[str]] = {}
-    for path in folder.glob("snapshots/*/*/*.safetensors"):
+    for path in paths_in(folder, "snapshots/*/*/*.safetensors"):
         try:
             manifest = Part(path).manifest
         except (OSError, DamagedSnapshot):  # it is being rotated away this moment

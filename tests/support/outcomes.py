@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from atoll.peer.state.snapshot_part import Part
 from atoll.protocol.errors import DamagedSnapshot
+from atoll.protocol.folders import paths_in
 
 LOOK_SECONDS = 0.02
 
@@ -60,7 +61,7 @@ class SnapshotWatch:
 
     def look(self) -> None:
         """Takes in what is new on the disks."""
-        for path in self._cache.glob("**/snapshots/*/*/*.safetensors"):
+        for path in paths_in(self._cache, "*/snapshots/*/*/*.safetensors"):
             with suppress(OSError, DamagedSnapshot):  # it is being rotated away this moment
                 version = path, path.stat().st_mtime_ns
                 if version not in self._seen:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from atoll.coordinator.run.journal import JOURNAL, Journal
 from atoll.coordinator.run_files import CACHE, WEIGHTS
+from atoll.protocol.folders import paths_in
 from support.swarm import LocalSwarm, run_command, started_swarm, write_job
 from support.waiting import assert_eventually
 
@@ -54,7 +55,7 @@ async def until_safe(swarm: LocalSwarm) -> None:
 def optimizer_state(swarm: LocalSwarm, folder: Path) -> dict[str, torch.Tensor]:
     """All that the last snapshot has on the disks, weights and moments; ``folder`` keeps it beyond the run."""
     folder.mkdir()
-    for part in (swarm.state / CACHE).glob(f"*/snapshots/*/{LAST_SNAPSHOT}/*.safetensors"):
+    for part in paths_in(swarm.state / CACHE, f"*/snapshots/*/{LAST_SNAPSHOT}/*.safetensors"):
         shutil.copy(part, folder)
     found: dict[str, torch.Tensor] = {}
     for part in sorted(folder.glob("*.safetensors")):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.protocol.chaos import Fault, Phase, Place
+from atoll.protocol.folders import paths_in
 from atoll.protocol.messages import Kind, MessageKey
 from atoll.protocol.v1 import frames_pb2
 
@@ -89,7 +90,7 @@ class Fired:
     def all_in(cls, folder: Path) -> list[Fired]:
         """What has happened so far, in order; one that is being noted this moment comes with the next call."""
         found = []
-        for path in folder.glob("*.json"):
+        for path in paths_in(folder, "*.json"):
             text = path.read_text()
             if text.endswith("}"):
                 found.append(cls(**json.loads(text)))

@@ -16,6 +16,7 @@ from atoll.coordinator.cli.state import RUNS, find_address, newest_state, read_a
 from atoll.coordinator.identity.authority import FOLDER, OPERATOR, read_credentials
 from atoll.coordinator.run_files import ADDRESS
 from atoll.protocol.addresses import Address, parse_address
+from atoll.protocol.folders import paths_in
 
 if TYPE_CHECKING:
     from atoll.protocol.security import Security
@@ -56,7 +57,7 @@ def find_coordinator(target: str | None, state: Path | None) -> Found:
 
 def _folder_of(address: Address) -> Path | None:
     """The run under ``runs/`` whose coordinator listens there, as far as is known on this machine."""
-    for path in RUNS.glob(f"*/{ADDRESS}"):
+    for path in paths_in(RUNS, f"*/{ADDRESS}"):
         found = read_address(path.parent)
         if found is not None and found.address == str(address):
             return path.parent

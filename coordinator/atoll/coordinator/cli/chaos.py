@@ -17,6 +17,7 @@ from atoll.coordinator.cli.view import write_line
 from atoll.coordinator.run_files import CHAOS
 from atoll.protocol.chaos import ChaosPlan, Fault
 from atoll.protocol.fault_points import VARIABLE, Armed, Fired
+from atoll.protocol.folders import paths_in
 
 POLL_SECONDS = 0.05
 
@@ -39,7 +40,7 @@ class SwarmChaos:
     def begin(self) -> None:
         """What an earlier swarm noted in the same folder does not count."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        for note in self._folder.glob("*.json"):
+        for note in paths_in(self._folder, "*.json"):
             note.unlink()
 
     def variables(self, process: str) -> dict[str, str]:

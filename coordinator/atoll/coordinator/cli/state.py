@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from atoll.coordinator.cli.exits import UsageError
 from atoll.coordinator.run_files import ADDRESS
 from atoll.protocol.channel import parse_address
+from atoll.protocol.folders import paths_in
 
 RUNS = Path("runs")
 
@@ -56,7 +58,10 @@ def find_address(target: str | None) -> str:
 
 def newest_state() -> Path:
     """The folder under ``runs/`` whose coordinator began to listen last. Raises UsageError when there is none."""
-    addresses = sorted(RUNS.glob(f"*/{ADDRESS}"), key=lambda path: path.stat().st_mtime)
-    if not addresses:
+    began: dict[Path, float] = {}
+    for path in paths_in(RUNS, f"*/{ADDRESS}"):
+        with contextlib.suppress(FileNotFoundError):  # a folder that is removed this moment
+            began[path.parent] = path.stat().st_mtime
+    if not began:
         raise UsageError("no run is known in this folder: give HOST:PORT, or the state folder of a run")
-    return addresses[-1].parent
+    return max(began, key=began.__getitem__)

@@ -21,6 +21,7 @@ import torch
 from atoll.peer.state.free_disk import free_disk_bytes
 from atoll.peer.state.snapshot_part import PARTIAL_SUFFIX, Part, PartWriter, lock
 from atoll.protocol.errors import DamagedSnapshot, ResourceError
+from atoll.protocol.folders import paths_in
 from atoll.protocol.ids import PeerId, StepNumber
 from atoll.protocol.quantities import format_bytes
 from atoll.protocol.snapshot_format import PART_SUFFIX
@@ -83,7 +84,7 @@ class SnapshotFolder:
     def clean(self, now: float) -> None:
         """Removes what dead processes left half-written, and snapshots of runs that are long over. ``now`` is the wall clock's
         time, as files have it."""
-        for partial in self.path.glob(f"*/*/*{PARTIAL_SUFFIX}"):
+        for partial in paths_in(self.path, f"*/*/*{PARTIAL_SUFFIX}"):
             with contextlib.suppress(OSError):
                 _remove_leftover(partial)
         for run in self._folders(self.path):
@@ -105,7 +106,7 @@ class SnapshotFolder:
     def open(self, run_id: str, step: StepNumber) -> StoredState:
         """What is on the disk as of ``step``."""
         parts: dict[str, Part] = {}
-        for path in sorted(self._step(run_id, step).glob(f"*{PART_SUFFIX}")):
+        for path in paths_in(self._step(run_id, step), f"*{PART_SUFFIX}"):
             try:
                 part = Part(path)
                 if (part.manifest.run_id, part.manifest.step) != (run_id, step):
@@ -133,7 +134,7 @@ class SnapshotFolder:
         folder = self._step(run_id, step)
         path = folder / f"{peer}{PART_SUFFIX}"
         if not source:  # copies of a former doing of this step must not be mixed with what is written now
-            for old in folder.glob(f"{peer}-copy-*{PART_SUFFIX}"):
+            for old in paths_in(folder, f"{peer}-copy-*{PART_SUFFIX}"):
                 old.unlink(missing_ok=True)
         number = 0
         while source and (number == 0 or path.exists()):  # what was copied before stays
