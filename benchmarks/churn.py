@@ -2,13 +2,15 @@
 
     python benchmarks/churn.py                    30 kills, 3 restarts of everything, twice two minutes: about ten in all
     python benchmarks/churn.py --kills 3 --restarts 1 --width 32 --minutes 0
+    python benchmarks/churn.py --kills 0 --restarts 0 --minutes 10 --every 10     one failure in ten minutes, counted
 
 A swarm trains a GPT while a fault plan kills with SIGKILL the peer of one stage after the other, in the middle of a step, and
 starts it again; so there is always a spare. Measured is the time from each kill to the next step that is committed for the
 first time, and what Atoll says of its parts. The baseline is the same job and the same snapshots: everything is killed, and
 started again at once on the same folder. Goodput is what is left of the time when such a failure happens every minute, or every
-ten; ``--minutes`` also lets both run that long at one failure a minute, and counts steps. The last line is JSON; how far it is
-goes to standard error.
+ten: worked out from these times, and, with ``--minutes``, counted. Then both run for that long with a failure every ``--every``
+minutes, the first after half of that, and their steps a second are compared with those of a minute in which nothing fails. The
+last line is JSON; how far it is goes to standard error.
 """
 
 from __future__ import annotations
@@ -134,6 +136,7 @@ class Options:
     kills: int = 30
     restarts: int = 3
     minutes: float = 2.0
+    every: float = 1.0
     apart: int = 25
     width: int = 128
     layers: int = 6
@@ -145,6 +148,12 @@ class Options:
     @property
     def peers(self) -> int:
         return self.stages + self.spares
+
+    @property
+    def failures(self) -> list[float]:
+        """When something fails in the minutes that are counted, in seconds since they began."""
+        every = 60.0 * self.every
+        return [(number + 0.5) * every for number in range(max(1, round(self.minutes / self.every)))]
 
     def job(self, folder: Path, steps: int) -> Path:
         every = self.snapshot_every if self.snapshot_every == "auto" else int(self.snapshot_every)
@@ -234,30 +243,37 @@ def restarts(options: Options, folder: Path) -> Losses:
     return found
 
 
-def steps_with_kills(options: Options, folder: Path, step_seconds: float) -> float:
-    """Steps a second while the peer of a stage is killed whenever a minute's steps are done, first after half of that."""
-    say(f"{options.minutes:g} minutes with a kill a minute")
-    a_minute = 60.0 / step_seconds
-    steps = [FIRST_KILL + round((number + 0.5) * a_minute) for number in range(round(options.minutes + 0.5))]
-    plan = fault_plan(options, folder / "minutes.yaml", steps)
+def steps_undisturbed(options: Options, folder: Path) -> float:
+    """Steps a second while nothing fails, for a minute at most."""
+    minutes = min(1.0, options.minutes)
+    say(f"{minutes:g} minutes without a failure")
+    with started(options.job(folder, 10**6), folder / "minutes-undisturbed", options.peers) as swarm:
+        swarm.until_step(FIRST_KILL)
+        return count(swarm, 60.0 * minutes) / (60.0 * minutes)
+
+
+def steps_with_kills(options: Options, folder: Path, steps_per_second: float) -> float:
+    """Steps a second while the peer of a stage is killed in the middle of the step at which a failure is due."""
+    say(f"{options.minutes:g} minutes, one kill in {options.every:g}")
+    due = [FIRST_KILL + round(seconds * steps_per_second) for seconds in options.failures]
+    plan = fault_plan(options, folder / "minutes.yaml", due)
     with started(options.job(folder, 10**6), folder / "minutes", options.peers, "--chaos", str(plan)) as swarm:
         swarm.until_step(FIRST_KILL)
         return count(swarm, 60.0 * options.minutes) / (60.0 * options.minutes)
 
 
 def steps_with_restarts(options: Options, folder: Path) -> float:
-    """Steps a second while everything is killed every minute, and started again from the last snapshot."""
-    say(f"{options.minutes:g} minutes with a restart of everything a minute")
-    job, state = options.job(folder, 10**6), folder / "minutes-restarts"
-    with started(job, state, options.peers) as swarm:
-        swarm.until_step(FIRST_KILL)
-        done = swarm.step
-    last = done
-    for _ in range(max(1, round(options.minutes))):
+    """Steps a second while everything is killed when a failure is due, and started again from the last snapshot."""
+    say(f"{options.minutes:g} minutes, one restart of everything in {options.every:g}")
+    job, state, done = options.job(folder, 10**6), folder / "minutes-restarts", 0
+    ends = [*options.failures, 60.0 * options.minutes]
+    for number, (begin, end) in enumerate(zip([0.0, *ends[:-1]], ends, strict=True)):
         with started(job, state, options.peers) as swarm:
-            count(swarm, 60.0)
-            last = max(last, swarm.step)
-    return (last - done) / (60.0 * max(1, round(options.minutes)))
+            if not number:
+                swarm.until_step(FIRST_KILL)
+            count(swarm, end - begin)
+            done = max(done, swarm.step)
+    return (done - FIRST_KILL) / (60.0 * options.minutes)
 
 
 def count(swarm: Swarm, seconds: float) -> int:
@@ -269,6 +285,9 @@ def count(swarm: Swarm, seconds: float) -> int:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
+    """From the least to the most; empty where nothing was measured."""
+    if not values:
+        return {}
     ordered = sorted(values)
     nine_tenths = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
     return {"least": ordered[0], "median": statistics.median(ordered), "nine_tenths": nine_tenths, "most": ordered[-1]}
@@ -276,19 +295,33 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """The figures for people."""
-    yield f"{'seconds from SIGKILL to the next step':42} {'least':>8} {'median':>8} {'9 of 10':>8} {'most':>8}"
-    rows = {"Atoll, with a spare": result["kills"], **{f"  {part}": result["parts"][part] for part in result["parts"]}}
+    rows = {}
+    if result["kills"]:
+        rows = {"Atoll, with a spare": result["kills"], **{f"  {part}": result["parts"][part] for part in result["parts"]}}
     if result["restarts"]:
         rows["everything started again from a snapshot"] = result["restarts"]
-    for name, values in rows.items():
-        yield f"{name:42} " + " ".join(f"{values[key]:8.2f}" for key in ("least", "median", "nine_tenths", "most"))
-    yield f"\n{'goodput at one failure in':42} {'1 min':>8} {'10 min':>8}"
-    for name, values in result["goodput"].items():
-        yield f"{name:42} " + " ".join(f"{value:8.1%}" for value in values.values())
-    if counted := result.get("steps_per_second_at_one_a_minute"):
-        yield f"\n{'steps a second, one failure a minute':42} {'seen':>8}"
+    if rows:
+        yield f"{'seconds from SIGKILL to the next step':42} {'least':>8} {'median':>8} {'9 of 10':>8} {'most':>8}"
+        for name, values in rows.items():
+            yield f"{name:42} " + " ".join(f"{values[key]:8.2f}" for key in ("least", "median", "nine_tenths", "most"))
+        yield f"\n{'goodput at one failure in, by these times':42} {'1 min':>8} {'10 min':>8}"
+        for name, values in result["goodput"].items():
+            yield f"{name:42} " + " ".join(f"{value:8.1%}" for value in values.values())
+    if counted := result.get("counted"):
+        title = f"counted, one failure in {result['every_minutes']:g} min"
+        yield f"\n{title:42} {'steps/s':>8} {'goodput':>8}"
         for name, value in counted.items():
-            yield f"{name:42} {value:8.2f}"
+            yield f"{name:42} {value:8.2f} {value / counted['undisturbed']:8.1%}"
+
+
+def counted(options: Options, folder: Path) -> dict[str, float]:
+    """Steps a second without failures, and with them on either side."""
+    undisturbed = steps_undisturbed(options, folder)
+    return {
+        "undisturbed": undisturbed,
+        "Atoll": steps_with_kills(options, folder, undisturbed),
+        "started again from a snapshot": steps_with_restarts(options, folder),
+    }
 
 
 def main() -> None:
@@ -301,9 +334,9 @@ def main() -> None:
     options = Options(**vars(parser.parse_args()))
     with tempfile.TemporaryDirectory(prefix="atoll-churn-") as name:
         folder = Path(name)
-        ours = kills(options, folder)
-        theirs = restarts(options, folder) if options.restarts else None
-        goodput = {"Atoll": ours, **({"started again from a snapshot": theirs} if theirs is not None else {})}
+        ours = kills(options, folder) if options.kills else Losses()
+        theirs = restarts(options, folder) if options.restarts else Losses()
+        sides = {"Atoll": ours, "started again from a snapshot": theirs}
         result: dict[str, Any] = {
             "machine": machine(),
             "step_seconds": ours.step_seconds,
@@ -311,15 +344,13 @@ def main() -> None:
             "num_kills": len(ours.seconds),
             "seconds_of_kills": ours.seconds,
             "parts": {part: spread(values) for part, values in ours.parts.items() if values},
-            "restarts": spread(theirs.seconds) if theirs is not None else {},
-            "goodput": {name: {"60": one.goodput(60.0), "600": one.goodput(600.0)} for name, one in goodput.items()},
+            "restarts": spread(theirs.seconds),
+            "goodput": {
+                name: {"60": one.goodput(60.0), "600": one.goodput(600.0)} for name, one in sides.items() if one.seconds
+            },
         }
         if options.minutes:
-            result["steps_per_second_at_one_a_minute"] = {
-                "Atoll": steps_with_kills(options, folder, ours.step_seconds),
-                "started again from a snapshot": steps_with_restarts(options, folder),
-                "undisturbed": 1.0 / ours.step_seconds,
-            }
+            result |= {"every_minutes": options.every, "counted": counted(options, folder)}
     print("\n".join(table(result)))
     print(json.dumps(result))
 
