@@ -158,6 +158,12 @@ async def coordinated(
         await run.close()
 
 
+def join_with_disks(run: Coordinated, folder: Path, *names: str) -> None:
+    """Peers join, each with a cache of its own under ``folder``."""
+    for name in names:
+        run.join(name, cache=folder / name)
+
+
 def _shown(credentials: Credentials) -> Security:
     return MutualTls(credentials, Verifier(certificate_of_pem(credentials.authority)))
 

@@ -90,7 +90,8 @@ class Proposing:
 
     async def _at_once(self, model: TracedModel, instruction: MakePlan) -> tuple[Proposal, Surveyed] | None:
         """With what is known: the plan before, with others in the place of lost peers, or where nobody can take it a plan on
-        those that are known well. None where there is neither."""
+        those that are known well. None where there is neither. A coordinator that was started again knows nothing of speeds
+        and links yet, and finds a place for a peer that did not come back by estimates: better plans are looked for later."""
         previous = instruction.previous
         if previous is None or instruction.broken:
             return None
@@ -99,17 +100,14 @@ class Proposing:
             same = await self._offload.run(model.as_before, instruction.peers, previous)
             if same is not None:
                 return same, await self._surveyor.estimate(instruction.peers)
-        surveyed = self._surveyor.known(instruction.peers)
-        if surveyed is None:
-            return None
+        surveyed = await self._surveyor.estimate(instruction.peers)
         holders = _merged(instruction.holders, instruction.on_disks)
         proposal: Proposal | None = None
         with contextlib.suppress(PlacementError):
             proposal = await self._offload.run(model.stand_in, surveyed.offers, surveyed.network, previous, holders)
         known = tuple(offer for offer in instruction.peers if self._surveyor.knows(offer.name))
         if proposal is None and 0 < len(known) < len(instruction.peers):
-            surveyed = self._surveyor.known(known)
-            assert surveyed is not None, "there was a survey"
+            surveyed = await self._surveyor.estimate(known)
             with contextlib.suppress(PlacementError):
                 proposal = await self._offload.run(model.propose, surveyed.offers, surveyed.network)
         return None if proposal is None else (proposal, surveyed)

@@ -9,13 +9,8 @@ from safetensors.torch import load_file
 
 from atoll.coordinator.events import PlanEvent, ReplayedEvent, RestoredEvent, SnapshotEvent, StepEvent
 from atoll.coordinator.run_files import WEIGHTS
-from support.coordinated import Coordinated, coordinated, tiny_job
+from support.coordinated import coordinated, join_with_disks, tiny_job
 from support.reference import train_plainly
-
-
-def join_with_disks(run: Coordinated, folder: Path, *names: str) -> None:
-    for name in names:
-        run.join(name, cache=folder / name)
 
 
 async def test_with_copies_a_loss_costs_the_steps_since_the_last_safe_snapshot(tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ class Snapshots:
         holders = self.holders(moment)
         return bool(self.essential) and all(len(holders.get(name, ())) > self.copies for name in self.essential)
 
+    def outlives_a_loss(self, moment: Moment) -> bool:
+        """Whether whoever is lost next leaves it complete."""
+        holders = self.holders(moment)
+        return bool(self.essential) and all(len(holders.get(name, ())) > 1 for name in self.essential)
+
     def newest_complete(self, *, also_away: bool = False) -> Moment | None:
         """``also_away``: as if everybody who was ever here came back."""
         return max((one for one in self._moments() if self.is_complete(one, also_away=also_away)), default=None)
@@ -170,12 +175,14 @@ class Snapshots:
         return sum(part.num_bytes for peer, part in self.parts() if peer in self._here and part.moment == moment)
 
     def worth_keeping(self) -> frozenset[StepNumber]:
-        """The steps whose snapshots must stay: the newest complete one, the newest safe one, and whatever is newer than the
-        complete one: it is being taken, or could become complete when somebody comes back."""
+        """The steps whose snapshots must stay: the newest complete one, the newest safe one, the newest that outlives the loss
+        of a peer, and whatever is newer than the complete one: it is being taken, or could become complete when somebody comes
+        back."""
         complete, safe = self.newest_complete(), self.newest_safe()
         if complete is None:
             return self.steps
-        kept = {one.step for one in (complete, safe, self.stored) if one is not None}
+        lasting = max(filter(self.outlives_a_loss, self._moments()), default=None)
+        kept = {one.step for one in (complete, safe, lasting, self.stored) if one is not None}
         return frozenset(step for step in self.steps if step > complete.step or step in kept)
 
     def _moments(self) -> set[Moment]:

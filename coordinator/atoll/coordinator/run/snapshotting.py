@@ -110,6 +110,8 @@ class Snapshotting:
         if not asked:
             if event.failure:  # it found what it had damaged
                 self._context.snapshots.damaged(event.peer, event.step)
+                why = f"what {self._context.described(event.peer)} had of it on its disk is of no use: {event.failure}"
+                self._tell_failure(Moment(step=event.step), why)
             return
         moment = asked.popleft()
         if not asked:
@@ -322,7 +324,7 @@ class Snapshotting:
         """Have what is of no use any more deleted; never the newest complete snapshot, and never the newest safe one."""
         snapshots = self._context.snapshots
         # What the run stands at may just be loaded from disks.
-        keep = snapshots.worth_keeping() | (snapshots.steps & {self._context.committed})
+        keep = snapshots.worth_keeping() | (snapshots.steps & {self._context.committed, *self._prefetching.needed})
         if keep != snapshots.steps:
             snapshots.dropped(keep)
             self._since = {moment: since for moment, since in self._since.items() if moment.step in keep}

@@ -133,14 +133,8 @@ class Surveyor:
         """Whether there is nothing more to ask the peer about the model."""
         return self._survey is not None and self._survey.knows(peer)
 
-    def known(self, peers: Sequence[PeerOffer]) -> Surveyed | None:
-        """What is known of ``peers`` at this moment, the rest estimated; None before the first survey."""
-        if self._measuring is None or self._model is None:
-            return None
-        return self._surveyed(peers, self._measuring, self._model)
-
     async def estimate(self, peers: Sequence[PeerOffer]) -> Surveyed:
-        """The same, before the first survey too: nobody is asked for anything."""
+        """What is known of ``peers`` at this moment, the rest estimated: nobody is asked for anything."""
         measuring = await self._prepare()
         assert self._model is not None
         return self._surveyed(peers, measuring, self._model)

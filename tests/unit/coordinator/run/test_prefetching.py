@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from atoll.coordinator.events import SnapshotEvent
 from atoll.coordinator.run import prefetching
 from atoll.coordinator.run.events import PeerGone, PeerJoined, PlanMade, SnapshotCopied, SnapshotTaken
 from atoll.coordinator.run.instructions import Assign, CopySnapshot
@@ -132,3 +135,69 @@ def test_a_source_that_is_lost_is_replaced_by_another() -> None:
         swarm.give(SnapshotCopied(peer=item.copy.target, step=item.step, source=item.copy.source, failure=failure))
     wait(swarm)
     assert prepared(swarm, 2) == {C, D}
+
+
+def interval(swarm: SimulatedSwarm, until: int, failure: str = "") -> None:
+    """Training goes on to the snapshot of a step; one slice arrives meanwhile, or fails."""
+    swarm.pass_time(0.1)
+    train_without_slices(swarm, until)
+    slices = [event for event in swarm.answers if isinstance(event, SnapshotCopied)]
+    if slices:
+        swarm.answers.remove(slices[0])
+        swarm.give(replace(slices[0], failure=failure))
+
+
+def train_without_slices(swarm: SimulatedSwarm, step: int) -> None:
+    def other(event: object) -> bool:
+        return not isinstance(event, SnapshotCopied)
+
+    while swarm.machine.context.committed < step:
+        swarm.now += 0.1
+        swarm.answer(next(index for index, event in enumerate(swarm.answers) if other(event)))
+    swarm.answer_all(lambda event: isinstance(event, SnapshotTaken))
+
+
+def test_a_spare_behind_a_slow_line_has_a_whole_snapshot_in_the_end_and_the_run_goes_back_to_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetching, "SLICE_BYTES", 1)
+    swarm = training("a", "b", "c")
+    for step in (4, 6, 8):
+        interval(swarm, step)
+    assert prepared(swarm, 2) == {C}
+    assert {step for step, _, _ in copies(swarm)} == {2}
+    interval(swarm, 10)
+    assert copies(swarm)[-1][0] == 8, "the next one is the newest there was"
+    interval(swarm, 12)
+    assert 2 in swarm.disks[A], "until it has another one as a whole"
+    swarm.give(PeerGone(peer=B, reason="its connection ended"))
+    swarm.forget(B)
+    swarm.pass_time(1.0)
+    swarm.answer_all(lambda event: isinstance(event, PlanMade))
+    assign = next(item for item in reversed(swarm.done) if isinstance(item, Assign))
+    assert (assign.committed, assign.plan.peers) == (2, (A, C))
+
+
+def test_where_a_newer_snapshot_outlives_a_loss_that_one_is_fetched_and_the_older_one_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetching, "SLICE_BYTES", 1)
+    swarm = training("a", "b", "c", "d", copies=1)
+    for step in range(4, 4 + 2 * (MOST_FAILURES + 2), 2):
+        swarm.pass_time(0.1)
+        late = [event for event in swarm.answers if isinstance(event, SnapshotCopied)]
+        assert {event.step for event in late} == {step - 2}, "each spare fetches what it lacks of the newest"
+        train_without_slices(swarm, step)
+        swarm.answer_all(lambda event, old=step - 2: isinstance(event, SnapshotCopied) and event.step > old)
+        for event in late:
+            swarm.answers.remove(event)
+            swarm.give(replace(event, failure="the snapshot is not needed any more"))
+    assert all(not event.failure for event in swarm.told if isinstance(event, SnapshotEvent))
+
+
+def test_a_slice_that_does_not_come_is_told() -> None:
+    swarm = training("a", "b", "c")
+    interval(swarm, 4, failure="the disk is full")
+    (event,) = [event for event in swarm.told if isinstance(event, SnapshotEvent) and event.failure]
+    assert event.failure.startswith("c, a spare, could not fetch what ")
+    assert event.failure.endswith(" has: the disk is full")

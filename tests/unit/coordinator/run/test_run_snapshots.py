@@ -11,7 +11,7 @@ from atoll.coordinator.run.instructions import CopySnapshot, KeepSnapshots, Send
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.snapshots import Moment
 from atoll.coordinator.run.states import RunSettings, RunState
-from atoll.protocol.ids import PeerId
+from atoll.protocol.ids import PeerId, StepNumber
 from support.simulated_peers import SimulatedSwarm, make_offer
 
 A, B, C, D = (PeerId(name) for name in "abcd")
@@ -231,3 +231,13 @@ def test_a_stage_report_of_a_step_that_is_done_again_is_taken_only_under_its_gen
     swarm.give(late)
     swarm.answer_all()
     assert [commit.step for commit in swarm.commits] == list(range(1, 9))
+
+
+def test_what_a_peer_finds_damaged_on_its_disk_is_told_and_counts_no_more() -> None:
+    swarm = make_swarm("a", "b")
+    train_to(swarm, 3)
+    swarm.give(SnapshotTaken(peer=B, step=StepNumber(2), failure="2/b.safetensors is damaged"))
+    (event,) = [event for event in told(swarm) if event.failure]
+    assert event.step == 2
+    assert event.failure == "what b (stage 1) had of it on its disk is of no use: 2/b.safetensors is damaged"
+    assert swarm.machine.context.snapshots.newest_complete() is None
