@@ -22,9 +22,9 @@ from typing import Generic, TypeVar
 from atoll.protocol.codec_names import LADDER, LAST_BY_ITSELF
 
 NOTICEABLE = 0.01
-"""A smaller part of a step, by estimate, is not worth a single bit. What links hold back is two to three times what is estimated
-here where processors are busy: messages also wait for their turn on these (int8 instead of the transform at 20 Mbps and 40 ms,
-estimated 2.3 % of a step and measured 8 %)."""
+"""A smaller part of a step, by estimate, is not worth a single bit. What links hold back is two to three times what is
+estimated here where processors are busy: messages also wait for their turn on these (int8 instead of the transform at 20 Mbps
+and 40 ms, estimated 2.3 % of a step and measured 8 %)."""
 WAITING = 0.03
 """Steps that take longer than computing by a larger part wait for something; by less they differ on a quiet machine too."""
 PATIENCE_STEPS = 5
