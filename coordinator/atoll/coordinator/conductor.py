@@ -20,6 +20,7 @@ from atoll.coordinator.events import (
     ResumedEvent,
     StageSummary,
     StepEvent,
+    StoppedEvent,
 )
 from atoll.coordinator.learning_rates import InnerRates
 from atoll.coordinator.measurements import Measurements
@@ -396,6 +397,6 @@ class Conductor:
             self._folder.write_event(event)
         except AtollError:
             # That the disk is full must reach the screen, if not the disk.
-            if not isinstance(event, FailedEvent):
+            if not isinstance(event, StoppedEvent | FailedEvent):
                 raise
         self._on_event(event)

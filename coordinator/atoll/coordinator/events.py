@@ -257,6 +257,14 @@ class FinishedEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedEvent(Event):
+    """The operator ended the run before its last step."""
+
+    kind: ClassVar[str] = "stopped"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedEvent(Event):
     kind: ClassVar[str] = "failed"
     reason: str

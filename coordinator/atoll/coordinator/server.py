@@ -38,6 +38,7 @@ from atoll.coordinator.run.events import (
     WeightsWritten,
     WorkFailed,
 )
+from atoll.coordinator.run.instructions import EndRun
 from atoll.coordinator.run.machine import RunMachine
 from atoll.coordinator.run.states import RunState
 from atoll.coordinator.run_files import CACHE
@@ -78,9 +79,10 @@ END_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How the run ended; ``reason`` is a sentence."""
+    """How the run ended; ``reason`` is a sentence. ``stopped``: its operator ended it before its last step."""
 
     finished: bool
+    stopped: bool
     reason: str
 
 
@@ -149,8 +151,9 @@ class Coordinator:
         try:
             await self._drive()
             assert self._conductor is not None
-            assert self._conductor.ended is not None
-            outcome = Outcome(finished=self._conductor.ended.finished, reason=self._conductor.ended.reason)
+            ended = self._conductor.ended
+            assert ended is not None
+            outcome = Outcome(finished=ended.finished, stopped=ended.stopped, reason=ended.reason)
             assert self._folder is not None
             await self._note_outcome(self._folder, outcome)
         finally:
@@ -252,14 +255,16 @@ class Coordinator:
     async def close(self) -> None:
         """Tell the peers, stop the server, end every task and thread. Harmless when done already."""
         ended = self._conductor.ended if self._conductor is not None else None
-        finished, reason = (ended.finished, ended.reason) if ended is not None else (False, "the coordinator has ended")
+        if ended is None:
+            ended = EndRun(finished=False, reason="the coordinator has ended")
+        reason = ended.reason
         _settle(self._exports, RunFailed(reason))
         _settle(self._replans, RunFailed(reason))
         # First of all: what is being found out about peers would be told as if they had refused, when they go.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._sessions.end(finished=finished, reason=reason, within_seconds=END_SECONDS)
+        await self._sessions.end(ended, within_seconds=END_SECONDS)
         await self._relay.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
@@ -420,8 +425,7 @@ class Coordinator:
 
     async def _note_outcome(self, folder: StateFolder, outcome: Outcome) -> None:
         try:
-            write = folder.journal.write_outcome
-            await self._offload.run(write, finished=outcome.finished, reason=outcome.reason)
+            await self._offload.run(folder.journal.write_outcome, str(self._machine.context.state), outcome.reason)
         except AtollError as error:
             _log.warning("the journal does not hold how the run ended: %s", error)
 

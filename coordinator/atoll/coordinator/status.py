@@ -86,7 +86,7 @@ def _place(machine: RunMachine, peer: PeerId) -> tuple[int, int, list[tuple[int,
 
 def _reason(machine: RunMachine, membership: Membership, now: float) -> str:
     """Whom the run waits for and why, or why it ended."""
-    if machine.context.state is RunState.FAILED:
+    if machine.context.state in (RunState.STOPPED, RunState.FAILED):
         return machine.context.reason
     if machine.context.state is RunState.FINISHED:
         return ""

@@ -201,7 +201,7 @@ def test_the_microbatch_that_the_run_chose_is_kept(tmp_path: Path) -> None:
 def test_a_finished_run_says_so_and_where_its_weights_are(tmp_path: Path) -> None:
     folder = StateFolder.claim(tmp_path, make_job())
     folder.journal.write_commit(make_commit(1))
-    folder.journal.write_outcome(finished=True, reason="finished after 5 steps")
+    folder.journal.write_outcome("finished", "finished after 5 steps")
     folder.close()
     with pytest.raises(
         JobError, match=r"holds a finished run \(tiny, 5 steps\), its weights are in .*/weights.safetensors; give"
@@ -209,10 +209,11 @@ def test_a_finished_run_says_so_and_where_its_weights_are(tmp_path: Path) -> Non
         StateFolder.claim(tmp_path, make_job())
 
 
-def test_a_run_that_failed_is_taken_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outcome", ["stopped", "failed"])
+def test_a_run_that_ended_early_is_taken_up(tmp_path: Path, outcome: str) -> None:
     folder = killed(tmp_path, make_job())
     folder = StateFolder.claim(tmp_path, make_job())
-    folder.journal.write_outcome(finished=False, reason="interrupted")
+    folder.journal.write_outcome(outcome, "that is how it ended")
     folder.close()
     again = StateFolder.claim(tmp_path, make_job())
     assert again.resumption is not None

@@ -18,7 +18,7 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENO
 
 
 class ExitStatus(IntEnum):
-    """What became of the command."""
+    """What became of the command. A run that its operator stopped has done what it was asked to: finished."""
 
     FINISHED = 0
     FAILED = 1

@@ -25,6 +25,7 @@ from atoll.coordinator.events import (
     ResumedEvent,
     SnapshotEvent,
     StepEvent,
+    StoppedEvent,
     VoidEvent,
 )
 from atoll.coordinator.reading import Told
@@ -94,10 +95,14 @@ def tell(told: Sequence[Told]) -> Story:
 
 def _outcome(events: Sequence[Event]) -> str:
     """How the run ended, or that it did not; one that was taken up again after it failed counts by what came last."""
-    last = next((one for one in reversed(events) if isinstance(one, FinishedEvent | FailedEvent | StepEvent)), None)
+    last = next(
+        (one for one in reversed(events) if isinstance(one, FinishedEvent | StoppedEvent | FailedEvent | StepEvent)), None
+    )
     match last:
         case FinishedEvent():
             return f"finished after {last.steps} steps"
+        case StoppedEvent():
+            return f"stopped: {last.reason}"
         case FailedEvent():
             return f"failed: {last.reason}"
         case StepEvent():
@@ -119,6 +124,8 @@ def _happenings(told: Sequence[Told]) -> Iterator[Happening]:
 
 def _words(event: Event) -> str | None:
     match event:
+        case StoppedEvent():
+            return f"stopped: {event.reason}"
         case FailedEvent():
             return f"failed: {event.reason}"
         case PlanEvent():

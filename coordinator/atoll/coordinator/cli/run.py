@@ -180,7 +180,9 @@ async def run_job(options: RunOptions) -> ExitStatus:
         print(f"atoll: {outcome.reason}", file=sys.stderr)
         return ExitStatus.INTERRUPTED
     await asyncio.to_thread(conclude, options, finished=outcome.finished)
-    if not outcome.finished:
+    if outcome.stopped:
+        print(f"atoll: {outcome.reason}; `atoll run` with --state {options.state} goes on with it", file=sys.stderr)
+    elif not outcome.finished:
         raise RunFailed(outcome.reason)
     return ExitStatus.FINISHED
 

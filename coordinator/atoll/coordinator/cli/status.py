@@ -44,7 +44,7 @@ REPLAN_SECONDS = 600.0
 PEER_COLUMNS = ("peer", "state", "reach", "device", "layers", "memory", "sent", "doing", "silent")
 MEASURED = "measured"
 WATCH_SECONDS = 1.0
-OVER = ("finished", "failed")
+OVER = ("finished", "stopped", "failed")
 SNAPSHOTS = ("complete_snapshot", "safe_snapshot")
 
 Reply = TypeVar("Reply")
@@ -98,7 +98,7 @@ def stop(
     state: ExistingState = None,
     reason: Annotated[str, typer.Option(help="Shown to everyone who takes part.")] = "stopped by the operator",
 ) -> None:
-    """Ends a run before its last step; peers end as well."""
+    """Ends a run after the step that is running; peers end as well. It goes on with `atoll run` in the same --state."""
     ask(target, state, lambda stub: stub.Stop(StopRequest(reason=reason), timeout=STATUS_SECONDS))
     print("the run is ending")
 
@@ -172,7 +172,7 @@ def status_lines(reply: StatusReply) -> list[str]:
     """The run in a few lines."""
     lines = [f"{reply.run}: {reply.state} for {formatting.duration(reply.state_seconds)}, plan {reply.generation}"]
     if reply.reason:
-        lines.append(reply.reason if reply.state == "failed" else f"the run {reply.reason}")
+        lines.append(reply.reason if reply.state in OVER else f"the run {reply.reason}")
     progress = f"step {reply.step}/{reply.steps}"
     if reply.step < reply.journal_step:
         progress += f", done again up to step {reply.journal_step}"

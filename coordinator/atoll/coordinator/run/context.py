@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from atoll.coordinator.events import Event, FailedEvent
+from atoll.coordinator.events import Event, FailedEvent, StoppedEvent
 from atoll.coordinator.planning.plan import Plan
 from atoll.coordinator.run.broken_links import BrokenLinks
 from atoll.coordinator.run.holdings import Holdings
@@ -176,6 +176,12 @@ class RunContext:
         self.enter(RunState.FAILED, float("inf"), reason)
         self.announce(FailedEvent(reason=reason))
         self.emit(EndRun(finished=False, reason=reason))
+
+    def stop(self, reason: str) -> None:
+        """End the run because its operator wants it: that is no failure, and it may be taken up again."""
+        self.enter(RunState.STOPPED, float("inf"), reason)
+        self.announce(StoppedEvent(reason=reason))
+        self.emit(EndRun(finished=False, stopped=True, reason=reason))
 
     def stage_of(self, peer: PeerId | None) -> StageIndex | None:
         return self.plan.stage_of(peer) if self.plan is not None and peer is not None else None

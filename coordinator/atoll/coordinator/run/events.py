@@ -268,7 +268,8 @@ class ReplanAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """``keep_weights``: end after the step that runs, with its weights written; otherwise end now."""
+    """``keep_weights``: the operator stops the run, after the step that runs and with its weights written, where there are
+    trained ones; otherwise it is interrupted, and ends now."""
 
     reason: str
     keep_weights: bool = False

@@ -250,9 +250,10 @@ class Announce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun:
-    """Tell every peer that the run is over. Nothing follows."""
+    """Tell every peer that the run is over. Nothing follows. ``stopped``: its operator wanted it so before its last step."""
 
     finished: bool
+    stopped: bool = False
     reason: str
 
 

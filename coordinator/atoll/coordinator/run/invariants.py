@@ -28,7 +28,10 @@ def _about_time(machine: RunMachine) -> list[tuple[bool, str]]:
     return [
         (final or math.isfinite(context.deadline), f"{context.state} has no deadline"),
         (final or context.deadline >= context.entered, "the deadline lies before the state began"),
-        (context.state is not RunState.FAILED or bool(context.reason), "the run failed without a reason"),
+        (
+            context.state not in (RunState.STOPPED, RunState.FAILED) or bool(context.reason),
+            "the run ended early without a reason",
+        ),
         (bool(str(machine.waiting())), "the run cannot say what it waits for"),
     ]
 

@@ -234,9 +234,10 @@ class Journal:
             row = self._connection.execute("SELECT url FROM stores").fetchone()
         return None if row is None else str(row[0])
 
-    def write_outcome(self, *, finished: bool, reason: str) -> None:
+    def write_outcome(self, outcome: str, reason: str) -> None:
+        """``outcome`` is the last state of the run."""
         with self._spoken():
-            self._connection.execute("UPDATE run SET outcome = ?, reason = ?", ("finished" if finished else "failed", reason))
+            self._connection.execute("UPDATE run SET outcome = ?, reason = ?", (outcome, reason))
 
     def reserve(self, generation: Generation) -> Generation:
         """Before ``generation`` is used: the last one that may be used from now on without asking again."""
@@ -267,7 +268,7 @@ class Journal:
         return str(run_id)
 
     def outcome(self) -> str | None:
-        """``finished``, ``failed``, or None: it was killed, or it runs."""
+        """``finished``, ``stopped``, ``failed``, or None: it was killed, or it runs."""
         with self._spoken():
             (outcome,) = self._connection.execute("SELECT outcome FROM run").fetchone()
         return None if outcome is None else str(outcome)

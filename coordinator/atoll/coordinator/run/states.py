@@ -19,11 +19,12 @@ class RunState(StrEnum):
     TRAINING = "training"
     FINISHING = "finishing"
     FINISHED = "finished"
+    STOPPED = "stopped"
     FAILED = "failed"
 
     @property
     def final(self) -> bool:
-        return self in (RunState.FINISHED, RunState.FAILED)
+        return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
 class Phase(StrEnum):
@@ -42,13 +43,15 @@ class Phase(StrEnum):
         return self in (Phase.STEP, Phase.EVALUATION)
 
 
+_ENDED_EARLY = frozenset({RunState.STOPPED, RunState.FAILED})
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
-    RunState.WAITING: frozenset({RunState.PLANNING, RunState.FAILED}),
-    RunState.PLANNING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FAILED}),
-    RunState.LOADING: frozenset({RunState.WAITING, RunState.TRAINING, RunState.FAILED}),
-    RunState.TRAINING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FINISHING, RunState.FAILED}),
-    RunState.FINISHING: frozenset({RunState.WAITING, RunState.FINISHED, RunState.FAILED}),
+    RunState.WAITING: frozenset({RunState.PLANNING, *_ENDED_EARLY}),
+    RunState.PLANNING: frozenset({RunState.WAITING, RunState.LOADING, *_ENDED_EARLY}),
+    RunState.LOADING: frozenset({RunState.WAITING, RunState.TRAINING, *_ENDED_EARLY}),
+    RunState.TRAINING: frozenset({RunState.WAITING, RunState.LOADING, RunState.FINISHING, *_ENDED_EARLY}),
+    RunState.FINISHING: frozenset({RunState.WAITING, RunState.FINISHED, *_ENDED_EARLY}),
     RunState.FINISHED: frozenset(),
+    RunState.STOPPED: frozenset(),
     RunState.FAILED: frozenset(),
 }
 

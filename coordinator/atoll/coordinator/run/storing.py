@@ -44,6 +44,8 @@ class Storing:
         hopeless = context.state is RunState.WAITING and not context.roster.offers()
         if event.keep_weights and context.journal_step > 0 and not hopeless:
             self._stop_asked = event.reason
+        elif event.keep_weights:
+            context.stop(event.reason)
         else:
             context.fail(event.reason)
 
@@ -115,7 +117,7 @@ class Storing:
         context.leave_phase()
         if purpose is StorePurpose.STOP:
             done = f"after step {context.committed} of {context.settings.steps}"
-            context.fail(f"{context.reason}, {done}; the weights are in {self._weights}")
+            context.stop(f"{context.reason}, {done}; the weights are in {self._weights}")
         else:
             self._finish(self._weights)
 

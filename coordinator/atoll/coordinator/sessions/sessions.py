@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from atoll.coordinator.planning.segments import PeerOffer
 from atoll.coordinator.run.events import PeerGone, PeerJoined, RunEvent, StateMoved
+from atoll.coordinator.run.instructions import EndRun
 from atoll.coordinator.sessions import translation
 from atoll.coordinator.sessions.membership import Introduction, Member, Membership, Refusal, Taken
 from atoll.coordinator.sessions.session import PeerSession, SessionContext
@@ -188,10 +189,11 @@ class Sessions:
         self.expel(member.name, reason)
         self._post(PeerGone(peer=member.name, reason=reason, silent_seconds=silent, may_return=True))
 
-    async def end(self, *, finished: bool, reason: str, within_seconds: float) -> None:
+    async def end(self, ending: EndRun, *, within_seconds: float) -> None:
         """Tell every peer that the run is over and wait until they have heard; nobody joins any more."""
-        self._over = reason
-        message = session_pb2.CoordinatorMessage(end=session_pb2.End(finished=finished, reason=reason))
+        self._over = ending.reason
+        end = session_pb2.End(finished=ending.finished, stopped=ending.stopped, reason=ending.reason)
+        message = session_pb2.CoordinatorMessage(end=end)
         for session in list(self._sessions.values()):
             session.end(message)
         try:

@@ -214,6 +214,8 @@ class Session:
     def _ended(self, end: session_pb2.End) -> list[Instruction]:
         if end.finished:  # nobody will go back to a snapshot any more
             return [KeepOnly(frozenset()), *self._finish(ExitCode.FINISHED, end.reason or "the run finished")]
+        if end.stopped:  # what is on the disk is for whoever takes the run up
+            return self._finish(ExitCode.FINISHED, f"the run was stopped: {end.reason}")
         if self.leaving is not None:
             return self._finish(ExitCode.FINISHED, f"{self.leaving.reason}; the run has ended: {end.reason}")
         return self._finish(ExitCode.FAILED, f"the run failed: {end.reason or 'the coordinator gave no reason'}")
@@ -225,7 +227,9 @@ class Session:
             case "rejected":
                 return self._rejected(message.rejected)
             case "end":
-                return self._finish(ExitCode.FAILED, message.end.reason or "the run is over")
+                end = message.end
+                code = ExitCode.FINISHED if end.finished or end.stopped else ExitCode.FAILED
+                return self._finish(code, end.reason or "the run is over")
         return self._broken("it did not answer Join with Welcome or Rejected")
 
     def _welcomed(self, welcome: session_pb2.Welcome) -> list[Instruction]:

@@ -544,12 +544,14 @@ class TunnelOffer(_message.Message):
     def __init__(self, number: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("finished", "reason")
+    __slots__ = ("finished", "reason", "stopped")
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     finished: bool
     reason: str
-    def __init__(self, finished: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    stopped: bool
+    def __init__(self, finished: bool = ..., reason: _Optional[str] = ..., stopped: bool = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "rejected", "frame", "start", "commit", "void", "store", "end", "probe", "lend", "release", "copy_snapshot", "keep_snapshots", "may_leave", "cannot_hand_over", "permit", "revoked", "reached", "tunnel")

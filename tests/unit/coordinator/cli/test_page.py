@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.coordinator.cli.page.metrics import RunMetrics
 from atoll.coordinator.cli.page.story import MOST_HAPPENINGS, MOST_STEPS, Course
-from atoll.coordinator.events import EvaluationEvent, FailedEvent, FinishedEvent, LinkEvent, PeerEvent, VoidEvent
+from atoll.coordinator.events import EvaluationEvent, FailedEvent, FinishedEvent, LinkEvent, PeerEvent, StoppedEvent, VoidEvent
 from atoll.protocol.v1.operator_pb2 import LinkStatus, PeerStatus, SnapshotStatus, StageTimeline, StatusReply
 from atoll.protocol.v1.session_pb2 import Span
 from support.events import plan_event, step_event
@@ -59,6 +59,7 @@ def test_how_a_run_ended_is_told_in_words_and_what_is_no_news_is_not() -> None:
         "kind": "ended",
         "words": "finished after 3 steps",
     }
+    assert course.event(StoppedEvent(reason="enough"), None) == {"kind": "ended", "words": "stopped: enough"}
     assert course.event(FailedEvent(reason="no peers"), None) == {"kind": "ended", "words": "failed: no peers"}
     assert course.event(LINK, None) is None
 

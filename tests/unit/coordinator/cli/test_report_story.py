@@ -17,6 +17,7 @@ from atoll.coordinator.events import (
     PredictionEvent,
     RecoveredEvent,
     StageSummary,
+    StoppedEvent,
 )
 from atoll.coordinator.reading import Told
 from support.events import step_event
@@ -104,6 +105,7 @@ def test_what_happened_has_its_step_and_time() -> None:
 
 def test_a_run_that_failed_says_why() -> None:
     assert story(step_event(1), FailedEvent(reason="no peers")).outcome == "failed: no peers"
+    assert story(step_event(1), StoppedEvent(reason="enough")).outcome == "stopped: enough"
     assert story(FailedEvent(reason="no peers"), step_event(2)).outcome.startswith("not finished; its last committed step is 2")
 
 

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.coordinator.events import EvaluationEvent, FinishedEvent, PausedEvent, PeerEvent, ResumedEvent, StepEvent, VoidEvent
+from atoll.coordinator.events import (
+    EvaluationEvent,
+    FinishedEvent,
+    PausedEvent,
+    PeerEvent,
+    ResumedEvent,
+    StepEvent,
+    StoppedEvent,
+    VoidEvent,
+)
 from atoll.coordinator.run.deadlines import Deadlines
 from atoll.coordinator.run.events import (
     ExportAsked,
@@ -34,7 +43,16 @@ from atoll.coordinator.run.events import (
     StorePurpose,
     WorkFailed,
 )
-from atoll.coordinator.run.instructions import AskStore, ExpelPeer, SendBatches, SendCommit, SendVoid, StartStep, WriteCommit
+from atoll.coordinator.run.instructions import (
+    AskStore,
+    EndRun,
+    ExpelPeer,
+    SendBatches,
+    SendCommit,
+    SendVoid,
+    StartStep,
+    WriteCommit,
+)
 from atoll.coordinator.run.schedule import LearningRateSchedule
 from atoll.coordinator.run.states import Phase, RunSettings, RunState
 from atoll.protocol.ids import Generation, PeerId, StepNumber
@@ -347,7 +365,8 @@ def test_a_stop_that_keeps_the_weights_ends_after_the_step() -> None:
     swarm.give(StopAsked(reason="stopped by the operator", keep_weights=True))
     finish(swarm)
     assert swarm.ended is not None
-    assert not swarm.ended.finished
+    assert (swarm.ended.finished, swarm.ended.stopped) == (False, True)
+    assert swarm.told[-1] == StoppedEvent(reason=swarm.ended.reason)
     assert swarm.ended.reason == "stopped by the operator, after step 2 of 3; the weights are in weights.safetensors"
 
 
@@ -355,8 +374,13 @@ def test_an_interrupt_ends_the_run_now() -> None:
     swarm = make_swarm()
     swarm.start("a", "b")
     swarm.give(StopAsked(reason="interrupted"))
-    assert swarm.ended is not None
-    assert swarm.ended.reason == "interrupted"
+    assert swarm.ended == EndRun(finished=False, reason="interrupted")
+
+
+def test_a_run_that_has_no_weights_yet_stops_at_once() -> None:
+    swarm = make_swarm(min_peers=2)
+    swarm.give(StopAsked(reason="enough", keep_weights=True))
+    assert swarm.ended == EndRun(finished=False, stopped=True, reason="enough")
 
 
 def test_a_peer_may_go_once_it_has_sent_its_weights() -> None:

@@ -237,7 +237,7 @@ def test_a_commit_may_ask_for_a_snapshot() -> None:
 
 def test_a_run_that_finished_needs_no_snapshots_any_more() -> None:
     assert ready().give(pb.CoordinatorMessage(end=pb.End(finished=True))).one(KeepOnly).steps == frozenset()
-    failed = ready().give(pb.CoordinatorMessage(end=pb.End(finished=False)))
+    failed = ready().give(pb.CoordinatorMessage(end=pb.End(finished=False, stopped=True)))
     assert not [item for item in failed.last if isinstance(item, KeepOnly)]
 
 
@@ -433,6 +433,7 @@ def test_a_coordinator_out_of_turn_is_told_so_and_left(wrong: pb.CoordinatorMess
     ("end", "exit_code", "words"),
     [
         (pb.End(finished=True), ExitCode.FINISHED, "finished"),
+        (pb.End(stopped=True, reason="enough"), ExitCode.FINISHED, "the run was stopped: enough"),
         (pb.End(finished=False, reason="ann was lost"), ExitCode.FAILED, "ann was lost"),
     ],
 )

@@ -14,6 +14,7 @@ from atoll.coordinator.events import (
     LinkEvent,
     PredictionEvent,
     StepEvent,
+    StoppedEvent,
 )
 
 MOST_STEPS = 4000
@@ -48,6 +49,8 @@ class Course:
                 return None
             case FinishedEvent():
                 return {"kind": "ended", "words": f"finished after {event.steps} steps"}
+            case StoppedEvent():
+                return {"kind": "ended", "words": f"stopped: {event.reason}"}
             case FailedEvent():
                 return {"kind": "ended", "words": f"failed: {event.reason}"}
         words = describe(event, self._steps, Pace(self._steps))
