@@ -23,7 +23,7 @@ from atoll.coordinator.cli.invite import invite_for_swarm
 from atoll.coordinator.identity.authority import FOLDER, Authority
 from atoll.coordinator.identity.run_identity import Wanted, invite
 from atoll.peer.session.enrolling import Belonging
-from atoll.peer.settings import PeerSettings
+from atoll.peer.settings import Patience, PeerSettings
 from atoll.peer.state import permits
 from atoll.protocol.access import is_allowed
 from atoll.protocol.certificates import certificate_pem, key_pem, new_key
@@ -304,7 +304,7 @@ async def test_who_looks_for_a_coordinator_without_an_invitation_is_told_how_to_
         again = await Belonging(PeerSettings(coordinator=address, name="ann", cache=tmp_path / "cache")).open()
         assert isinstance(again, MutualTls)
     async with coordinated(tiny_job(tmp_path), tmp_path / "plain", peers=0, min_peers=9) as plain:
-        settings = PeerSettings(coordinator=parse_address(plain.address), name="eve", connect_seconds=2.0)
+        settings = PeerSettings(coordinator=parse_address(plain.address), name="eve", patience=Patience(end=2.0))
         with pytest.raises(AtollError, match=r"does not speak TLS as Atoll does.*--insecure as well"):
             await Belonging(settings).open()
 

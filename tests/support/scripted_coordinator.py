@@ -116,11 +116,12 @@ class Seat:
 class ScriptedCoordinator(session_pb2_grpc.CoordinatorServicer):
     """Welcomes whoever joins; ``refusal`` turns every peer away with that reason. ``values`` are what FetchState gives."""
 
-    def __init__(self, refusal: str = "", run_id: str = RUN_ID) -> None:
+    def __init__(self, refusal: str = "", run_id: str = RUN_ID, num_unanswered: int = 0) -> None:
         self.address = ""
         self.seats: dict[PeerId, Seat] = {}
         self.values: dict[str, Tensor] = {}
         self._refusal = refusal
+        self._num_unanswered = num_unanswered
         self._run_id = run_id
         self._joined = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -147,6 +148,10 @@ class ScriptedCoordinator(session_pb2_grpc.CoordinatorServicer):
         assert isinstance(first, session_pb2.PeerMessage)
         assert first.HasField("join"), "a peer says Join first"
         assert first.join.protocol_version == PROTOCOL_VERSION
+        if self._num_unanswered:
+            self._num_unanswered -= 1
+            await context.read()  # until the peer gives up
+            return
         seat = Seat(first.join)
         if self._refusal:
             seat.tell(rejected=session_pb2.Rejected(reason=self._refusal))

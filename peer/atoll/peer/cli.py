@@ -103,7 +103,7 @@ def join(
         ),
     ] = None,
     wait: Annotated[
-        str, typer.Option(metavar="TIME", help="Look that long for a coordinator that is gone, then end.")
+        str, typer.Option(metavar="TIME", help="Look that long for a coordinator that is not there, or is gone, then end.")
     ] = "1800s",
 ) -> None:
     """Join the run of the coordinator at HOST:PORT and work for it until it ends."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
 
 CLOSING_SECONDS = 1.0  # within which all peers of a run that ends hear of it
 JOIN_AGAIN_SECONDS = 0.5
+LONGEST_ANSWER_SECONDS = 60.0
 
 _log = logging.getLogger("atoll.peer")
 
@@ -90,7 +90,7 @@ class Peer:
         self._belonging = Belonging(settings)
         self._line = Line(settings, self._on_coordinator, self._on_connection_lost, self._pacers)
         self._introduction: session_pb2.Join | None = None
-        self._join_by = 0.0
+        self._answer_seconds = settings.answer_seconds
         self._tasks: set[asyncio.Task[None]] = set()
         self._loading: set[asyncio.Task[None]] = set()
         self._over_session: set[asyncio.Task[None]] = set()
@@ -157,7 +157,6 @@ class Peer:
         await engine.snapshots.open()
         bound = await engine.start(settings.listen_address, settings.threads)
         handling = 0.0 if settings.flops_per_second is not None else await handling_seconds()
-        self._join_by = time.monotonic() + settings.connect_seconds
         self._introduction = introduction(settings, profile, handling, settings.advertised_address(bound))
         if settings.metrics is not None:
             from atoll.peer.watching.watch import Watch  # aiohttp is slow to import, and most peers show nothing
@@ -167,7 +166,7 @@ class Peer:
         if settings.outbound_only:
             _log.info("this peer accepts no connection: it dials others, or meets them through the coordinator")
         _log.info("joining the coordinator at %s as %s", settings.coordinator, self._own)
-        await self._line.open(await self._joining(), settings.connect_seconds)
+        await self._line.open(self._joining)
         self._spawn(self._watch_joining(), self._tasks)
         self._spawn(self._belonging.keep_renewing(), self._tasks)
         if settings.notice_url is not None:
@@ -216,7 +215,9 @@ class Peer:
         self._engine.enter(run_id)
 
     def _on_connection_lost(self, reason: str) -> None:
-        if self._session.state is SessionState.JOINING and time.monotonic() < self._join_by:
+        connection = self._line.connection
+        foreign = connection is not None and connection.is_foreign
+        if self._session.state is SessionState.JOINING and self._line.is_patient and not foreign:
             self._line.hang_up()
             self._spawn(self._join_again(reason), self._tasks)
         else:
@@ -224,11 +225,12 @@ class Peer:
 
     async def _join_again(self, reason: str) -> None:
         """The coordinator went away before it answered: it may be back in a moment."""
+        _log.info("%s; joining again", reason)
         await asyncio.sleep(JOIN_AGAIN_SECONDS)
         try:
-            await self._line.open(await self._joining(), max(JOIN_AGAIN_SECONDS, self._join_by - time.monotonic()))
-        except SessionError:
-            self._feed(ConnectionLost(reason=reason))
+            await self._line.open(self._joining)
+        except SessionError as error:
+            self._feed(ConnectionLost(reason=str(error)))
         else:
             await self._watch_joining()
 
@@ -389,8 +391,10 @@ class Peer:
             self._feed(ShellFault(generation=generation, fault=fault_of(error, doing="connecting to neighbours")))
 
     async def _watch_joining(self) -> None:
-        """Gives the connection up when the coordinator does not answer Join on it."""
-        seconds, connection = self._settings.connect_seconds, self._line.connection
+        """Gives the connection up when the coordinator does not answer Join on it; the next time it has longer, for it may be
+        busy with a large model."""
+        seconds, connection = self._answer_seconds, self._line.connection
+        self._answer_seconds = min(2.0 * seconds, LONGEST_ANSWER_SECONDS)
         await asyncio.sleep(seconds)
         unanswered = self._session.state in (SessionState.JOINING, SessionState.AWAY)
         if unanswered and self._line.connection is connection is not None:

@@ -16,15 +16,16 @@ from atoll.protocol.fault_points import FaultPoints
 from atoll.protocol.hive import HivePlace, numeric
 from atoll.protocol.quantities import parse_bytes, parse_rate, parse_seconds
 
-CONNECT_SECONDS = 10.0  # peers and coordinator may be started in any order, by one script
+ANSWER_SECONDS = 10.0
 HAND_OVER_SECONDS = 30.0  # providers of spot instances give 30 s or more
 ANY_PORT_LOOPBACK = "127.0.0.1:0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """With a coordinator that is lost, in seconds. ``longest_pause`` is well below what a restarted coordinator waits for its
-    peers; a peer that is alone for ``keep`` writes its state to its disk, and ends after ``end``."""
+    """With a coordinator that is not there yet, or lost, in seconds; they may be started in any order. ``longest_pause`` is
+    well below what a restarted coordinator waits for its peers; a peer that is alone for ``keep`` writes its state to its
+    disk, and ends after ``end``."""
 
     first_pause: float = 0.2
     longest_pause: float = 5.0
@@ -39,15 +40,16 @@ class PeerSettings:
     peer, which listens within its own machine alone. ``threads`` None: torch's default.
 
     ``flops_per_second`` declares a speed, where it is known better than a short measurement tells; None measures it.
-    ``memory_bytes`` caps what this process takes in all; None means all that is free. ``connect_seconds`` is how long the
-    coordinator may take to answer. What is measured is kept in the folder ``cache``, snapshots in ``snapshots``, or there too
-    where that is None; both None keep nothing. ``max_upload`` and ``max_download``, in bytes a second, bound all that this peer
-    sends and what others send to it. One that is asked to leave stays ``hand_over_seconds`` at most; ``notice_url`` is asked
-    all the time whether this machine is about to be taken away. ``token`` is the operator's invitation, or it is in
-    ``token_file``, once that is there; a peer that has been in the run before may do without. ``insecure``: in plain text,
-    within one machine. ``chaos`` is what a fault plan has this peer do, ``patience`` is for a coordinator that is gone;
-    ``whereabouts`` says where it is by then, for one that is found by its run's name, or raises AtollError. hivemind, where the
-    run averages with it, listens on ``hive_port``, 0 for any. Prometheus is shown this peer's numbers at ``metrics``.
+    ``memory_bytes`` caps what this process takes in all; None means all that is free. ``answer_seconds`` is how long the
+    coordinator may take to answer Join at first, and twice as long at each further attempt. What is measured is kept in the
+    folder ``cache``, snapshots in ``snapshots``, or there too where that is None; both None keep nothing. ``max_upload`` and
+    ``max_download``, in bytes a second, bound all that this peer sends and what others send to it. One that is asked to leave
+    stays ``hand_over_seconds`` at most; ``notice_url`` is asked all the time whether this machine is about to be taken away.
+    ``token`` is the operator's invitation, or it is in ``token_file``, once that is there; a peer that has been in the run
+    before may do without. ``insecure``: in plain text, within one machine. ``chaos`` is what a fault plan has this peer do,
+    ``patience`` is for a coordinator that is not there; ``whereabouts`` says where it is by then, for one that is found by its
+    run's name, or raises AtollError. hivemind, where the run averages with it, listens on ``hive_port``, 0 for any. Prometheus
+    is shown this peer's numbers at ``metrics``.
     """
 
     coordinator: Address
@@ -59,7 +61,7 @@ class PeerSettings:
     listen: str | None = None
     advertise: str | None = None
     outbound_only: bool = False
-    connect_seconds: float = CONNECT_SECONDS
+    answer_seconds: float = ANSWER_SECONDS
     cache: Path | None = None
     snapshots: Path | None = None
     token: str | None = field(default=None, repr=False)

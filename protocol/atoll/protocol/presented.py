@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import datetime
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from atoll.protocol.certificates import CLOCK_TOLERANCE, certificate_of_pem, fin
 from atoll.protocol.errors import SessionError, WireError
 from atoll.protocol.security import Credentials
 
-PAUSE_SECONDS = 0.2
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
 LOOK_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +50,30 @@ class Presented:
         )
 
 
-async def presented_authority(address: Address, within_seconds: float) -> x509.Certificate:
-    """The certificate at the end of the chain. Raises SessionError when nothing listens there in time, no TLS is spoken, or
-    this machine's clock is so wrong that no connection will be."""
-    found = await presented(address, within_seconds)
+async def presented_authority(
+    address: Address, within_seconds: float, on_waiting: Callable[[str], None] = lambda problem: None
+) -> x509.Certificate:
+    """The certificate at the end of the chain. ``on_waiting`` gets why nothing was found, each time. Raises SessionError when
+    nothing listens there in time, no TLS is spoken, or this machine's clock is so wrong that no connection will be."""
+    found = await presented(address, within_seconds, on_waiting)
     wrong = found.wrong_clock(datetime.datetime.now(datetime.UTC))
     if wrong is not None:
         raise SessionError(wrong)
     return found.authority
 
 
-async def presented(address: Address, within_seconds: float) -> Presented:
-    """What is shown there. Raises SessionError when nothing listens there in time, or no TLS is spoken."""
+async def presented(
+    address: Address, within_seconds: float, on_waiting: Callable[[str], None] = lambda problem: None
+) -> Presented:
+    """What is shown there, looked for with pauses that grow. Raises SessionError when nothing listens there in time, or no TLS
+    is spoken."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_seconds
-    problem = "nothing listens there"
+    problem, pause = "nothing listens there", FIRST_PAUSE_SECONDS
     while True:
         left = deadline - loop.time()
         try:
-            return await asyncio.wait_for(_look(address), max(0.1, left))
+            return await asyncio.wait_for(_look(address), min(ANSWER_SECONDS, max(0.1, left)))
         except ssl.SSLError as error:
             raise SessionError(
                 f"what listens at {address} does not speak TLS as Atoll does ({error.reason or error}): check address and "
@@ -73,12 +81,14 @@ async def presented(address: Address, within_seconds: float) -> Presented:
             ) from error
         except (OSError, TimeoutError) as error:
             problem = str(error) or "it does not answer"
-        if left <= PAUSE_SECONDS:
+        if left <= pause:
             raise SessionError(
                 f"no coordinator answers at {address} after {within_seconds:g} s ({problem}): check that `atoll run` is "
                 "running there with --listen on that port, and that no firewall is in between"
             )
-        await asyncio.sleep(PAUSE_SECONDS)
+        on_waiting(problem)
+        await asyncio.sleep(pause)
+        pause = min(2.0 * pause, LONGEST_PAUSE_SECONDS)
 
 
 async def why_refused(address: Address, shown: Credentials) -> str:

@@ -58,7 +58,7 @@ async def examining(folder: Path) -> AsyncIterator[PeerSettings]:
 
 def settings_for(address: str, folder: Path, token: str | None = None) -> PeerSettings:
     where = parse_address(address)
-    return PeerSettings(coordinator=where, name="zoe", cache=folder / "cache", token=token, connect_seconds=20.0)
+    return PeerSettings(coordinator=where, name="zoe", cache=folder / "cache", token=token)
 
 
 async def found_by(settings: PeerSettings) -> Mapping[str, Finding]:

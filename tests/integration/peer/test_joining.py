@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +13,15 @@ import pytest
 
 from atoll.peer.daemon import Peer
 from atoll.peer.session.values import ExitCode, Outcome
-from atoll.peer.settings import PeerSettings
+from atoll.peer.settings import Patience, PeerSettings
 from atoll.protocol.channel import parse_address
 from atoll.protocol.v1 import session_pb2 as pb
 from support.hand_models import transformer
 from support.hand_run import HandRun, RunSettings, samples_of, swarm
 from support.scripted_coordinator import ScriptedCoordinator
+from support.waiting import assert_eventually
 
-BASE = PeerSettings(coordinator=parse_address("127.0.0.1:1"), name="ann", threads=1, connect_seconds=2.0, insecure=True)
+BASE = PeerSettings(coordinator=parse_address("127.0.0.1:1"), name="ann", threads=1, patience=Patience(end=2.0), insecure=True)
 
 
 @contextlib.contextmanager
@@ -49,6 +51,35 @@ async def test_an_unreachable_coordinator() -> None:
     assert outcome.exit_code == ExitCode.FAILED
     assert "no coordinator answers at 127.0.0.1:1" in outcome.reason
     assert "--listen" in outcome.reason
+
+
+async def test_a_peer_waits_for_a_coordinator_that_comes_later_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    gone, coordinator = ScriptedCoordinator(), ScriptedCoordinator()
+    address = await gone.start()
+    await gone.stop()
+    peer = Peer(replace(BASE, coordinator=parse_address(address), patience=Patience(longest_pause=0.5)))
+    running = asyncio.create_task(peer.run())
+    await assert_eventually(
+        lambda: f"waiting for the coordinator at {address}, up to 1800 s" in caplog.text, within_seconds=60.0
+    )
+    assert await coordinator.start(address) == address
+    await coordinator.seated("ann", within_seconds=60.0)
+    peer.leave("the test is over")
+    assert (await running).exit_code == ExitCode.FINISHED
+    await coordinator.stop()
+    assert "back in the run" not in caplog.text, "it was in none before"
+
+
+async def test_a_coordinator_that_is_busy_at_first_is_given_longer() -> None:
+    coordinator = ScriptedCoordinator(num_unanswered=2)
+    address = await coordinator.start()
+    peer = Peer(replace(BASE, coordinator=parse_address(address), answer_seconds=0.3, patience=Patience()))
+    running = asyncio.create_task(peer.run())
+    await coordinator.seated("ann", within_seconds=60.0)
+    peer.leave("the test is over")
+    assert (await running).exit_code == ExitCode.FINISHED
+    await coordinator.stop()
 
 
 async def test_something_else_listens_there() -> None:

@@ -65,6 +65,8 @@ class Connection:
         self._tasks: list[asyncio.Task[None]] = []
         self._call: SessionCall | None = None
         self._spoke = time.monotonic()
+        self.is_foreign = False
+        """Whether what listens there has shown that it is no coordinator."""
 
     @property
     def unspoken_seconds(self) -> float:
@@ -121,12 +123,15 @@ class Connection:
             while isinstance(message := await call.read(), session_pb2.CoordinatorMessage):
                 await self._chaos.passable(COORDINATOR)
                 self._received(message)
-            reason = _ending(self._address, await call.code(), await call.details())
+            code = await call.code()
+            self.is_foreign = code is grpc.StatusCode.UNIMPLEMENTED
+            reason = _ending(self._address, code, await call.details())
         except grpc.aio.AioRpcError as error:
             if error.code() in _NOT_FOR_US:
                 rejected = session_pb2.Rejected(reason=error.details() or error.code().name)
                 self._on_received(session_pb2.CoordinatorMessage(rejected=rejected))
                 return
+            self.is_foreign = error.code() is grpc.StatusCode.UNIMPLEMENTED
             reason = _ending(self._address, error.code(), error.details())
         except WireError as error:
             reason = f"the coordinator at {self._address} broke the protocol: {error}"

@@ -64,6 +64,7 @@ class Belonging:
         self._settings = settings
         self._folder = IdentityFolder(settings.cache, settings.name)
         self._revoked: set[str] = set()
+        self._said_waiting = float("-inf")
 
     async def open(self) -> Security:
         """Raises IdentityRefused or SessionError, with what to do."""
@@ -74,7 +75,7 @@ class Belonging:
         token = None if text is None else parse_token(text)
         kept = None if token is None else await asyncio.to_thread(self._folder.load, token.fingerprint)
         if kept is None or token is None or not _is_of_use(kept, token):
-            authority = await presented_authority(settings.coordinator, settings.connect_seconds)
+            authority = await presented_authority(settings.coordinator, settings.patience.end, self._say_waiting)
             kept = await self._kept_or_given(authority, token)
         verifier = Verifier(certificate_of_pem(kept.credentials.authority), revoked=self._revoked)
         self.security = MutualTls(kept.credentials, verifier)
@@ -118,6 +119,13 @@ class Belonging:
                 told = True
             await asyncio.sleep(_FILE_SECONDS)
         raise IdentityRefused(f"--token-file: no token was in {path} within {seconds:g} s; `atoll invite` prints one")
+
+    def _say_waiting(self, problem: str) -> None:
+        """Tells people now and then whom this peer waits for."""
+        patience, now = self._settings.patience, time.monotonic()
+        if now - self._said_waiting >= patience.between_logs:
+            self._said_waiting = now
+            _log.info("waiting for the coordinator at %s, up to %g s (--wait): %s", self.coordinator, patience.end, problem)
 
     async def _kept_or_given(self, authority: x509.Certificate, token: Token | None) -> Kept:
         address, found = self.coordinator, fingerprint(authority)

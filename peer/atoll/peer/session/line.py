@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from atoll.peer.session.connection import Connection, Received
 from atoll.peer.session.returning import Returning
 from atoll.peer.session.values import GoBack
-from atoll.peer.settings import PeerSettings
+from atoll.peer.settings import Patience, PeerSettings
 from atoll.protocol.channel import open_channel
 from atoll.protocol.errors import AtollError, SessionError
 from atoll.protocol.ids import Generation, PeerId
@@ -46,6 +46,7 @@ class Line:
         """Where the coordinator is, as far as is known."""
         self._connection: Connection | None = None
         self._returning = Returning(settings.patience)
+        self._was_welcomed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._random = random.Random()
 
@@ -68,13 +69,36 @@ class Line:
         async with open_channel(str(self.address), self.security) as channel:
             yield session_pb2_grpc.CoordinatorStub(channel)
 
-    async def open(self, join: session_pb2.Join, within_seconds: float) -> None:
-        """Connects and joins; raises SessionError when nothing listens there in time."""
-        connection = self._new_connection()
-        self._connection = connection
-        await connection.open(within_seconds)
-        self._settings.chaos.joining()
-        connection.tell(session_pb2.PeerMessage(join=join))
+    @property
+    def is_patient(self) -> bool:
+        """Whether it may still be looked for a coordinator that has not answered."""
+        return not self._returning.is_over(time.monotonic())
+
+    async def open(self, introduce: Callable[[], Awaitable[session_pb2.Join]]) -> None:
+        """Connects and joins, as soon as a coordinator is there; says whom it waits for. Raises SessionError when nothing
+        listens there for as long as this peer is patient."""
+        self._returning.lost(time.monotonic())
+        while True:
+            connection = self._new_connection()
+            try:
+                await connection.open(min(ATTEMPT_SECONDS, self._settings.patience.end))
+                join = await introduce()
+            except SessionError as error:
+                await connection.close()
+                if not self.is_patient:
+                    raise
+                if self._returning.is_to_log(time.monotonic()):
+                    _log.info("%s", waiting_words(str(self.address), self._settings.patience, error))
+            except BaseException:
+                await connection.close()
+                raise
+            else:
+                self._settings.chaos.joining()
+                self._connection = connection
+                connection.tell(session_pb2.PeerMessage(join=join))
+                return
+            await asyncio.sleep(self._returning.pause_seconds(self._random.random()))
+            await self._look_up()
 
     def tell(self, message: session_pb2.PeerMessage) -> None:
         """Queues a control message; without a connection there is nobody to hear it."""
@@ -88,8 +112,9 @@ class Line:
 
     def welcomed(self) -> None:
         """The coordinator has taken this peer in."""
-        if away := self._returning.away_seconds(time.monotonic()):
+        if self._was_welcomed and (away := self._returning.away_seconds(time.monotonic())):
             _log.info("back in the run after %.1f s", away)
+        self._was_welcomed = True
         self._returning.welcomed(time.monotonic())
 
     def hang_up(self) -> None:
@@ -175,6 +200,11 @@ class Line:
             f"{wish.reason}; no coordinator was there for {seconds:.0f} s{kept}: "
             "start `atoll run` again with the same --state and --listen, then this peer"
         )
+
+
+def waiting_words(address: str, patience: Patience, error: SessionError) -> str:
+    """For people: whom a peer that was in no run yet waits for."""
+    return f"waiting for the coordinator at {address}, up to {patience.end:g} s (--wait): {error}"
 
 
 def _what(wish: GoBack) -> str:
