@@ -120,7 +120,9 @@ export function timeline(rows, seconds, width) {
       drawn.append(rect);
     }
   });
+  const steps = [...new Set(rows.map((row) => row.step))].sort((a, b) => a - b);
   drawn.append(element("text", { class: "quiet", x: left, y: height - 4 }, "0"));
+  drawn.append(element("text", { class: "quiet", x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, `step ${steps.join(", ")}`));
   drawn.append(element("text", { class: "quiet", x: width - 10, y: height - 4, "text-anchor": "end" }, `${seconds.toPrecision(3)} s`));
   return drawn;
 }
