@@ -7,8 +7,8 @@ A coordinator with its page, and peers, one more than there are stages, train a 
 the one of two peers that holds a stage is killed with SIGKILL and started again at once; the others are never touched. All
 the while one stream of the page is read, another comes and goes, and Prometheus' numbers are fetched. Measured of each
 process that lives all along, from the first step on: resident memory, open files, sockets, threads and what it has logged.
-Slopes are of a straight line through the samples after the first tenth or ten minutes, whichever is shorter. The last line is
-JSON; how far it is goes to standard error.
+Slopes are of a straight line through the samples after the first tenth or ten minutes, whichever is shorter. Then comes what is
+found to grow (exit status 1), or that nothing does. The last line is JSON; how far it is goes to standard error.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ SETTLING_SHARE = 0.1
 PAGE_SECONDS = 60.0
 START_SECONDS = 300.0
 QUANTITIES = ("resident_bytes", "open_files", "sockets", "threads", "log_bytes")
+FLAT_SHARE_AN_HOUR = 0.03
+"""By how much of what is resident at first the line may rise in an hour: noise of an allocator that reuses what it frees."""
+FLAT_BYTES = 8 * 2**20
+"""Less than that is no growth either, however short it was looked."""
+HELD_A_KILL, FEW = 0.1, 3.0
+"""Files, sockets, threads that may be more at the end of the line: what is left of each kill would be one at least."""
+LOGGED_BYTES_AN_HOUR = 16 * 2**20
+"""A file's worth of the coordinator's log, which keeps four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +115,26 @@ class Series:
             return 0.0
         return 3600.0 * statistics.linear_regression(self.moments, self.values[name]).slope
 
+    def rise(self, name: str) -> float:
+        """Of that line, from the first sample to the last."""
+        return self.slope_an_hour(name) * (self.moments[-1] - self.moments[0]) / 3600.0
+
     def figures(self, name: str) -> dict[str, float]:
         values = self.values[name]
         return {"first": values[0], "last": values[-1], "most": max(values), "an_hour": self.slope_an_hour(name)}
+
+
+def growing(name: str, series: Series, kills: int) -> Iterator[str]:
+    """What of a process grows beyond measure, in sentences; ``kills`` is how often another one was killed meanwhile."""
+    hours = (series.moments[-1] - series.moments[0]) / 3600.0
+    resident = series.rise("resident_bytes")
+    if resident > max(FLAT_BYTES, FLAT_SHARE_AN_HOUR * hours * series.values["resident_bytes"][0]):
+        yield f"{name}: resident memory rose by {resident / 2**20:.1f} MiB in {60.0 * hours:.0f} minutes"
+    for held in ("open_files", "sockets", "threads"):
+        if series.rise(held) > max(FEW, HELD_A_KILL * kills):
+            yield f"{name}: {series.rise(held):.1f} {LABELS[held]} more after {kills} kills"
+    if series.rise("log_bytes") > LOGGED_BYTES_AN_HOUR * max(hours, 0.1):
+        yield f"{name}: logged {series.rise('log_bytes') / 2**20:.1f} MiB in {60.0 * hours:.0f} minutes"
 
 
 class Soak:
@@ -261,6 +286,7 @@ class Soak:
             "counts": dict(self.counts),
             "stream_bytes": self.stream_bytes,
             "state_bytes": sum(file.stat().st_size for file in self._state.rglob("*") if file.is_file()),
+            "growing": [line for name, series in settled.items() for line in growing(name, series, kills)],
             "processes": {
                 name: {quantity: series.figures(quantity) for quantity in QUANTITIES} for name, series in settled.items()
             },
@@ -286,6 +312,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             unit = 2**20 if quantity == "resident_bytes" else 2**10 if quantity == "log_bytes" else 1
             shown = " ".join(f"{figures[key] / unit:10.1f}" for key in ("first", "last", "most", "an_hour"))
             yield f"{name:14} {LABELS[quantity]:16} {shown}"
+    yield from result["growing"] or ["nothing grows: memory is flat, and no file, socket or thread is left of a kill"]
 
 
 LABELS = {
@@ -320,7 +347,7 @@ def main() -> int:
     shutil.rmtree(folder)  # kept, for its logs, when the run failed
     print("\n".join(table(result)))
     print(json.dumps(result))
-    return 0
+    return 1 if result["growing"] else 0
 
 
 if __name__ == "__main__":
