@@ -14,9 +14,10 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 STEPS = 4
 
 
-async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp_path: Path) -> None:
+async def test_every_kind_of_fault_also_before_the_first_commit_changes_nothing(tmp_path: Path) -> None:
     words = ("--peers", "3", "--set", "plan.stages=2")
-    job = write_job(tmp_path, training={"steps": STEPS, "evaluate_every": None}, network={"compression": "raw"})
+    training, durability = {"steps": STEPS, "evaluate_every": None}, {"snapshot_every": 2}
+    job = write_job(tmp_path, training=training, network={"compression": "raw"}, durability=durability)
     faults = [
         kill("joining", peer="peer-1"),
         kill("backward", stage=1, step=1, microbatch=1),
@@ -25,12 +26,15 @@ async def test_faults_before_the_first_commit_and_of_messages_change_nothing(tmp
         {"fault": "freeze", "stage": 1, "step": 3, "phase": "forward", "seconds": 1},
         {"fault": "slow", "stage": 0, "step": 3, "phase": "forward", "factor": 5, "seconds": 1},
         {"fault": "cut", "stage": 1, "step": 4, "phase": "forward", "seconds": 1},
+        {"fault": "fill_disk", "stage": 0, "step": 2, "phase": "snapshotting"},
     ]
     ran = await run_swarm(tmp_path / "disturbed", job, faults, *words)
     assert "did not come about" not in ran.log
     assert "goes on" in ran.log
     told = [(event["fault"], event["phase"], event["step"]) for event in ran.events if event["event"] == "chaos"]
     assert sorted(told) == sorted((fault["fault"], fault["phase"], fault.get("step", 0)) for fault in faults)
+    failures = [event["failure"] for event in ran.events if event["event"] == "snapshot" and event["failure"]]
+    assert any("could not take its part" in failure and "is full" in failure for failure in failures), failures
     assert ran.outcome == (await run_swarm(tmp_path / "undisturbed", job, [], *words)).outcome
 
 

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 PEERS = ("peer-1", "peer-2")
 STEPS = 8
+FROZEN_SECONDS = 60.0
 JOB: dict[str, dict[str, Any]] = {
     "model": {"builtin": "gpt", "options": {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
     "training": {"steps": STEPS, "batch": 4, "microbatch": 1, "evaluate_every": 4},
@@ -184,7 +185,7 @@ async def test_a_finished_run_and_another_job_are_refused(undisturbed: Run) -> N
 @pytest.mark.release
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 async def test_a_peer_that_was_taken_for_lost_or_is_started_again_is_in_the_run_again(tmp_path: Path, how: str) -> None:
-    """One that stood still for longer than its lease does so by itself; the other under the name that it had."""
+    """One that stood still for a minute, well beyond its lease, does so by itself; the other under the name that it had."""
     async with prepared(tmp_path, steps=10**6, evaluate_every=None) as run:
         coordinator = await run.coordinate()
         peers = {name: await run.join(name) for name in (*PEERS, "peer-3")}
@@ -193,7 +194,12 @@ async def test_a_peer_that_was_taken_for_lost_or_is_started_again_is_in_the_run_
         victim = stages[-1]["peers"][0]
         peers[victim].signal(signal.SIGSTOP if how == "frozen" else signal.SIGKILL)
         if how == "frozen":
+            thaws = asyncio.get_running_loop().time() + FROZEN_SECONDS
             await coordinator.event("peer", name=victim, state="lost")
+            coordinator.forget()
+            went_on = (await coordinator.event("step"))["step"]
+            await coordinator.event("step", step=went_on + 5)
+            await asyncio.sleep(thaws - asyncio.get_running_loop().time())
             coordinator.forget()
             peers[victim].signal(signal.SIGCONT)
         else:

@@ -130,6 +130,7 @@ class RunMachine:
         if resumption.last is not None:
             line = max((moment.line for moment in resumption.snapshots), default=0)
             context.take_up(Moment(step=resumption.last.step, line=line))
+            context.snapshots.ordered(context.moment)  # peers that are alone for long write down what they have of it
             context.last_plan, context.resuming = resumption.plan, True
             self.cycle.loss = resumption.last.loss
             self.cycle.owed_evaluation = resumption.owed_evaluation

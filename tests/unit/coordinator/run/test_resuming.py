@@ -216,3 +216,18 @@ def test_a_peer_that_comes_back_while_others_train_is_released_with_the_next_com
     while len(swarm.commits) < 2:
         swarm.answer(0)
     assert ReleaseState(generation=swarm.machine.context.generation, peers=(PeerId("c"),)) in swarm.done
+
+
+def test_the_run_goes_on_from_what_peers_wrote_down_that_were_alone_for_long() -> None:
+    """They ended after that, and are new processes now; nobody had ordered a snapshot of that step."""
+    swarm = traced(resumed(A, B))
+    for name, names in ((A, OF_A), (B, OF_B)):
+        swarm.disks[name] = {StepNumber(4): names}
+        swarm.give(PeerJoined(offer=make_offer(name), snapshots=swarm.held_by(name)))
+    settle(swarm)
+    (assign,) = [item for item in swarm.done if isinstance(item, Assign)]
+    assert (assign.committed, assign.holders) == (4, {})
+    assert assign.on_disks == {"embedding": (A,), "middle": (B,), "head": (B,)}
+    swarm.answer_all()
+    assert [commit.step for commit in swarm.commits] == [5, 6]
+    assert not swarm.replays
