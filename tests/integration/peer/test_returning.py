@@ -161,14 +161,18 @@ async def test_a_coordinator_that_stays_away_is_given_up_with_what_to_do() -> No
     assert "start `atoll run` again with the same --state and --listen" in outcome.reason
 
 
-async def test_what_a_peer_has_goes_to_its_disk_when_it_is_alone_for_long(tmp_path: Path) -> None:
+async def test_what_a_peer_has_goes_to_its_disk_when_it_is_alone_for_long_and_it_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "atoll.peer")
     model = transformer()
     async with swarm("ann", patience=replace(QUICK, keep=0.2, end=30.0), cache=tmp_path) as peers:
         run = HandRun(peers.coordinator, await peers.seats(), model.graph, RunSettings())
         await run.load()
         await run.step(1, samples_of(model)[0])
         await peers.coordinator.stop()
-        await assert_eventually(lambda: bool(list(tmp_path.rglob("1/*.safetensors"))), what="nothing is on the disk")
+        kept = f"the state of step 1 is kept in {tmp_path}"
+        await assert_eventually(lambda: kept in caplog.text, what="nothing is on the disk, or nobody hears of it")
         async with begun_again(peers) as again:
             (seat,) = await again.seated("ann")
             (snapshot,) = seat.join.snapshots
