@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterable
 
+import psutil
 import pytest
 import torch
 
@@ -40,6 +42,26 @@ async def test_messages_go_both_ways_with_their_dtypes_and_numbers() -> None:
         await asyncio.wait_for(asyncio.wrap_future(done), 10)
         right.links.send(left.name, message_of(key_of(Kind.GRADIENT)))
         assert (await left.receive()).key.kind is Kind.GRADIENT
+
+
+async def test_the_connection_of_a_link_that_is_left_ends_with_it() -> None:
+    """And not whenever garbage is collected: each change of the plan would leave one until then."""
+
+    def connections() -> set[tuple[int, int]]:
+        found = psutil.Process().net_connections("tcp")
+        return {(one.laddr.port, one.raddr.port) for one in found if one.status == psutil.CONN_ESTABLISHED}
+
+    gc.disable()
+    try:
+        before = connections()
+        async with linked_pair() as (left, right):
+            left.links.send(right.name, message_of(key_of()))
+            await right.receive()
+            assert connections() - before
+            await asyncio.gather(left.links.disconnect(), right.links.disconnect())
+            await assert_eventually(lambda: not connections() - before, within_seconds=20.0)
+    finally:
+        gc.enable()
 
 
 async def test_an_activation_of_40_megabytes_crosses() -> None:

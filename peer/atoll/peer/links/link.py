@@ -207,6 +207,8 @@ class Link:
         except LinkError as broken:
             error = broken
         finally:
+            if self._pump is pump:
+                self._pump = None  # it holds the call, and that the connection: both would last until garbage is collected
             self._end(outbox, error)
 
     def _begin(self) -> Outbox[frames_pb2.Frame]:
