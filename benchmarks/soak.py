@@ -7,8 +7,9 @@ A coordinator with its page, and peers, one more than there are stages, train a 
 the one of two peers that holds a stage is killed with SIGKILL and started again at once; the others are never touched. All
 the while one stream of the page is read, another comes and goes, and Prometheus' numbers are fetched. Measured of each
 process that lives all along, from the first step on: resident memory, open files, sockets, threads and what it has logged.
-Slopes are of a straight line through the samples after the first tenth or ten minutes, whichever is shorter. Then comes what is
-found to grow (exit status 1), or that nothing does. The last line is JSON; how far it is goes to standard error.
+Slopes are of a straight line through the samples after the first tenth, but not after less than 90 s or more than ten minutes.
+Then comes what is found to grow (exit status 1), or that nothing does. The last line is JSON; how far it is goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ VICTIMS = ("peer-1", "peer-2")
 """Who is killed. With one peer more than stages, one of them holds a stage."""
 SETTLING_SECONDS = 600.0
 SETTLING_SHARE = 0.1
+IDLE_SECONDS = 90.0
+"""A connection that nobody uses any more is there for a minute at most (``grpc.max_connection_idle_ms``)."""
 PAGE_SECONDS = 60.0
 START_SECONDS = 300.0
 QUANTITIES = ("resident_bytes", "open_files", "sockets", "threads", "log_bytes")
@@ -77,7 +80,8 @@ class Options:
 
     @property
     def settling_seconds(self) -> float:
-        return min(SETTLING_SECONDS, SETTLING_SHARE * 60.0 * self.minutes)
+        seconds = 60.0 * self.minutes
+        return min(SETTLING_SECONDS, max(IDLE_SECONDS, SETTLING_SHARE * seconds), seconds / 2)
 
     def job(self) -> dict[str, Any]:
         options = {"layers": self.layers, "width": self.width, "heads": 2, "context": self.context, "vocabulary": 256}
