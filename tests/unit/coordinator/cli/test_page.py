@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.coordinator.cli.page.metrics import RunMetrics
@@ -10,6 +13,7 @@ from atoll.coordinator.events import EvaluationEvent, FailedEvent, FinishedEvent
 from atoll.protocol.v1.operator_pb2 import LinkStatus, PeerStatus, SnapshotStatus, StageTimeline, StatusReply
 from atoll.protocol.v1.session_pb2 import Span
 from support.events import plan_event, step_event
+from support.swarm import ROOT
 
 LINK = LinkEvent(source="a", target="b", direction="forward", codec="raw", bytes=1, seconds_busy=0.0, relative_error=0.0)
 
@@ -112,6 +116,20 @@ def test_metrics_say_what_the_status_says_and_count_what_happened() -> None:
     assert found["atoll_link_codec", "a", "b", "forward", "int8"] == 1.0
     assert found["atoll_snapshot_age_seconds",] == 7.0
     assert found["atoll_peer_step_part_seconds", "a", "forward"] == 1.0
+
+
+def test_grafana_asks_for_nothing_that_the_run_does_not_say() -> None:
+    metrics = RunMetrics()
+    metrics.event(EvaluationEvent(step=2, loss=4.5))
+    metrics.refresh(
+        StatusReply(peers=[PeerStatus(name="a")], links=[LinkStatus(source="a")], safe_snapshot=SnapshotStatus(step=1))
+    )
+    said = set(re.findall(r"^# TYPE (\S+)", metrics.text().decode(), re.MULTILINE))
+    board = json.loads((ROOT / "docker" / "grafana" / "dashboards" / "atoll.json").read_text())
+    asked = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    names = {name for name in re.findall(r"atoll_\w+", asked) if not name.startswith("atoll_own_")}
+    assert names
+    assert names - said == set()
 
 
 def test_labels_are_those_of_the_run_as_it_stands() -> None:
