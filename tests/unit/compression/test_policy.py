@@ -12,6 +12,7 @@ from atoll.compression.policy import (
     BARRED_STEPS,
     NOTICEABLE,
     PATIENCE_STEPS,
+    WAKING_SECONDS_A_BYTE,
     Choice,
     CodecPolicy,
     Demand,
@@ -75,8 +76,9 @@ class Run:
 def test_a_faster_link_never_gets_a_lossier_codec(pace: Pace, size: float, one: float, other: float, share: float) -> None:
     slower, faster = sorted((one, other))
     tolerated = share * pace.ideal_seconds
+    demand = Demand(raw_bytes=size, bytes_per_second=slower, encoding_share=share, decoding_share=share)
     at_slower, at_faster = (
-        fitting(RUNGS, Demand(raw_bytes=size, bytes_per_second=rate), pace, tolerated) for rate in (slower, faster)
+        fitting(RUNGS, replace(demand, bytes_per_second=rate), pace, tolerated) for rate in (slower, faster)
     )
     assert at_faster <= at_slower
 
@@ -206,6 +208,14 @@ def test_where_no_core_is_free_coding_costs_computing_and_a_cheaper_codec_is_tak
     free = Demand(raw_bytes=MEGABYTE, bytes_per_second=4e6)
     crowded = replace(free, encoding_share=0.5, decoding_share=0.5)
     assert free.stolen(slow_coder) == 0.0
-    assert crowded.stolen(slow_coder) == pytest.approx(0.5 * MEGABYTE / 1.3e8 + 0.5 * MEGABYTE / 2e8)
+    waking = 2 * 0.07 * MEGABYTE * WAKING_SECONDS_A_BYTE
+    assert crowded.stolen(slow_coder) == pytest.approx(0.5 * (MEGABYTE / 1.3e8 + MEGABYTE / 2e8 + waking))
     assert held_back(slow_coder, free, pace) < held_back(quick_coder, free, pace)
+    crowded = replace(crowded, bytes_per_second=8e6)
     assert held_back(slow_coder, crowded, pace) > held_back(quick_coder, crowded, pace)
+
+
+@pytest.mark.parametrize(("rate", "lost"), [(1.25e6, 0.02), (12.5e6, 0.02), (125e6, 0.002), (float("inf"), 0.0)])
+def test_packets_that_come_one_by_one_cost_computing_and_bunches_less(rate: float, lost: float) -> None:
+    crowded = Demand(raw_bytes=MEGABYTE, bytes_per_second=rate, encoding_share=1.0, decoding_share=1.0)
+    assert crowded.stolen(RUNGS[0]) == pytest.approx(lost)
