@@ -166,13 +166,15 @@ async def test_what_a_peer_has_goes_to_its_disk_when_it_is_alone_for_long_and_it
 ) -> None:
     caplog.set_level("INFO", "atoll.peer")
     model = transformer()
-    async with swarm("ann", patience=replace(QUICK, keep=0.2, end=30.0), cache=tmp_path) as peers:
+    async with swarm("ann", patience=replace(QUICK, keep=0.2, end=120.0), cache=tmp_path) as peers:
         run = HandRun(peers.coordinator, await peers.seats(), model.graph, RunSettings())
         await run.load()
         await run.step(1, samples_of(model)[0])
         await peers.coordinator.stop()
         kept = f"the state of step 1 is kept in {tmp_path}"
-        await assert_eventually(lambda: kept in caplog.text, what="nothing is on the disk, or nobody hears of it")
+        # An attempt to reach the coordinator takes five seconds, and a loss that the network does not tell of is noticed later.
+        what = "nothing is on the disk, or nobody hears of it"
+        await assert_eventually(lambda: kept in caplog.text, within_seconds=60.0, what=what)
         async with begun_again(peers) as again:
             (seat,) = await again.seated("ann")
             (snapshot,) = seat.join.snapshots
