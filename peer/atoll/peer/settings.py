@@ -33,6 +33,10 @@ class Patience:
     keep: float = 60.0
     end: float = 1800.0
 
+    def words(self, coordinator: Address, problem: object) -> str:
+        """For people: whom a peer that was in no run yet waits for."""
+        return f"waiting for the coordinator at {coordinator}, up to {self.end:g} s (--wait): {problem}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:

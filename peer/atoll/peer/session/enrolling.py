@@ -125,7 +125,7 @@ class Belonging:
         patience, now = self._settings.patience, time.monotonic()
         if now - self._said_waiting >= patience.between_logs:
             self._said_waiting = now
-            _log.info("waiting for the coordinator at %s, up to %g s (--wait): %s", self.coordinator, patience.end, problem)
+            _log.info("%s", patience.words(self.coordinator, problem))
 
     async def _kept_or_given(self, authority: x509.Certificate, token: Token | None) -> Kept:
         address, found = self.coordinator, fingerprint(authority)

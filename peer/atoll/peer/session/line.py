@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from atoll.peer.session.connection import Connection, Received
 from atoll.peer.session.returning import Returning
 from atoll.peer.session.values import GoBack
-from atoll.peer.settings import Patience, PeerSettings
+from atoll.peer.settings import PeerSettings
 from atoll.protocol.channel import open_channel
 from atoll.protocol.errors import AtollError, SessionError
 from atoll.protocol.ids import Generation, PeerId
@@ -88,7 +88,7 @@ class Line:
                 if not self.is_patient:
                     raise
                 if self._returning.is_to_log(time.monotonic()):
-                    _log.info("%s", waiting_words(str(self.address), self._settings.patience, error))
+                    _log.info("%s", self._settings.patience.words(self.address, error))
             except BaseException:
                 await connection.close()
                 raise
@@ -200,11 +200,6 @@ class Line:
             f"{wish.reason}; no coordinator was there for {seconds:.0f} s{kept}: "
             "start `atoll run` again with the same --state and --listen, then this peer"
         )
-
-
-def waiting_words(address: str, patience: Patience, error: SessionError) -> str:
-    """For people: whom a peer that was in no run yet waits for."""
-    return f"waiting for the coordinator at {address}, up to {patience.end:g} s (--wait): {error}"
 
 
 def _what(wish: GoBack) -> str:
